@@ -1,0 +1,1 @@
+"""Starts epochs, assembles cuts, writes manifests."""

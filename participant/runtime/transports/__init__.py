@@ -1,0 +1,1 @@
+"""Transports: they carry opaque frames."""

@@ -1,0 +1,1 @@
+"""What all sides agree on: pure state machines, wire and storage formats."""

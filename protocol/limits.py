@@ -1,0 +1,72 @@
+"""Every bound, with the reason for its value. A queue, buffer, retry or loop without an entry here is a bug."""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1 << 10
+MIB: Final = 1 << 20
+
+FRAME_BYTES_MAX: Final = 4 * MIB
+"""One channel frame, header and MAC included. A peer can make us buffer this much before its MAC is checked."""
+FRAME_ITEMS_MAX: Final = 65_536
+"""Items in one frame: bounds what a small frame can unfold into."""
+FRAME_TARGET_BYTES: Final = 256 * KIB
+"""A batch is closed at about this size: large enough to amortise header and MAC, small enough to keep latency flat."""
+MESSAGE_BYTES_MAX: Final = 1 * MIB
+"""One encoded agent message. Larger things belong into a store, with a reference in the message."""
+CONTROL_BYTES_MAX: Final = 8 * MIB
+"""One control message: a topology of 10,000 members fits."""
+NESTING_MAX: Final = 64
+"""Levels of nesting in a message or state value: deeper ones raise RecursionError in decoders."""
+
+CHANNEL_WINDOW_BYTES: Final = 8 * MIB
+"""Bytes sent and not yet acknowledged on one channel; more waits in the sender."""
+CHANNEL_REORDER_BYTES: Final = 8 * MIB
+"""Out-of-order frames kept by a receiver; more are dropped and sent again."""
+CHANNEL_RESEND_NS: Final = 500_000_000
+"""First resend without progress: above any loopback or LAN round trip; doubles up to the maximum."""
+CHANNEL_RESEND_NS_MAX: Final = 5_000_000_000
+ACK_DELAY_NS: Final = 5_000_000
+"""An acknowledgement waits this long for a frame of the other direction to ride on."""
+RECORDING_BYTES_MAX: Final = 256 * MIB
+"""In-flight bytes that one epoch may record at one participant; past it the epoch aborts and memory stays flat (I33)."""
+IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
+"""Bytes in mailboxes and outgoing channels past which outside input is refused."""
+UNROUTED_MESSAGES_MAX: Final = 10_000
+"""Messages to agents that nobody hosts yet; more go to the dead letters."""
+DEAD_LETTERS_MAX: Final = 1_000
+"""Kept per participant for a look; the count goes on."""
+
+CONCURRENT_EPOCHS_MAX: Final = 8
+EPOCH_HISTORY_MAX: Final = 1_000
+"""Ended epochs whose history stays in the ledger."""
+ABORTED_EPOCHS_REMEMBERED_MAX: Final = 1_024
+"""Above the low-water mark; older numbers count as ended by the mark alone."""
+COMMAND_BYTES_MAX: Final = 24 * KIB
+"""One ledger command; pysyncobj misbehaves from 32 KiB on (RAFT_MQTT.md A8)."""
+CLIENTS_REMEMBERED_MAX: Final = 1_024
+"""Clients in the ledger's table of applied command ids; the longest unused goes first."""
+PARTICIPANTS_MAX: Final = 10_000
+
+SEGMENT_TARGET_BYTES: Final = 64 * KIB
+"""Keyed state is cut into segments of about this many encoded bytes: one changed key rewrites one segment."""
+CHUNK_BYTES_MAX: Final = 8 * MIB
+"""One chunk, uncompressed."""
+PACK_TARGET_BYTES: Final = 64 * MIB
+"""A pack is closed at about this size; one fsync each."""
+DECOMPRESSED_BYTES_MAX: Final = 16 * MIB
+"""No chunk unfolds into more, whatever its header says."""
+MANIFEST_BYTES_MAX: Final = 256 * MIB
+SNAPSHOT_OBJECT_BYTES_MAX: Final = 512 * MIB
+
+CAPTURE_SLICE_NS: Final = 500_000
+"""Background encoding yields to the event loop after this long."""
+TURN_SLICE_NS: Final = 2_000_000
+"""Turns run back to back for this long before sockets are served again."""
+
+SECRET_BYTES_MIN: Final = 32
+LEASE_NS: Final = 3_000_000_000
+"""A participant whose control connection is silent this long is lost."""
+HEARTBEAT_NS: Final = 500_000_000
+EPOCH_DEADLINE_NS: Final = 60_000_000_000

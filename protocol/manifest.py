@@ -1,0 +1,164 @@
+"""The local-snapshot object and the manifest: what an epoch is made of, on disk.
+
+Both are canonical JSON (sorted keys, no spaces, UTF-8), so that one content has one digest. The manifest is a function
+of ledger entries and local-snapshot objects alone: every leader makes the same bytes.
+
+Layout of the store (DESIGN.md section 7); keys are relative to ``<root>/<cluster>/``::
+
+    format.json                 {"format": 1, "cluster": name}
+    packs/<aa>/<hex>            pack id = BLAKE3 of the pack; aa = first two hex digits
+    snapshots/<hex>             local-snapshot object, by digest of its bytes
+    epochs/<20 digits>.json     manifest
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+FORMAT_VERSION = 1
+
+
+class ChunkRef(msgspec.Struct, frozen=True, array_like=True):
+    """Where one chunk lies: digest of its uncompressed bytes, and the pack that holds it."""
+
+    digest: str
+    pack: str
+    """Digest of the pack object."""
+    bytes: int
+    """Uncompressed size."""
+
+
+class FieldRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One field of an agent's state (`value` or `keyed`), or the whole of an agent with capture() of its own.
+
+    The field's encoded bytes are its chunks' bytes: for ``value`` and ``whole`` all chunks joined are one encoded value;
+    for ``keyed`` each element of `segments` is a list of chunks that joined are one msgpack array
+    ``[[key, encoded value], ...]`` sorted by encoded key.
+    """
+
+    name: str
+    shape: str
+    """``value``, ``keyed`` or ``whole``."""
+    serializer: str = "msgpack"
+    segments: tuple[tuple[ChunkRef, ...], ...] = ()
+
+
+class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One agent at the cut."""
+
+    id: str
+    state_version: int = 1
+    fields: tuple[FieldRef, ...] = ()
+    mailbox: tuple[ChunkRef, ...] = ()
+    """Chunks that joined are one msgpack array of encoded `Envelope`s, next to handle first; the message of a running
+    turn is the first."""
+    mailbox_count: int = 0
+    running: bool = False
+    """A turn was running: its message is the first of the mailbox and will be handled again from its start."""
+    timers: tuple[ChunkRef, ...] = ()
+    """msgpack array of ``[fire in ns after the cut, encoded Envelope]``."""
+    timers_count: int = 0
+    dead: bool = False
+    """Stopped by its failure policy."""
+
+
+class OutgoingCut(msgspec.Struct, frozen=True, kw_only=True):
+    """One outgoing channel at the cut."""
+
+    target: str
+    sent: int
+    """Sequence number of the last item before the marker (the marker's number minus one)."""
+    digest: str
+    """Running digest over the encoded items 1..sent of this channel."""
+    ended: bool = False
+    """The channel had ended in order before the cut."""
+
+
+class IncomingCut(msgspec.Struct, frozen=True, kw_only=True):
+    """One incoming channel: position at the cut and the channel state."""
+
+    source: str
+    received: int
+    """Sequence number of the last item received before the local state was recorded."""
+    closed_at: int
+    """Sequence number of the last item before the marker that closed the channel."""
+    digest: str
+    """Running digest over the items 1..closed_at, continued from the cut over the *recorded* bytes: equal to the
+    sender's only if what was recorded is what was sent."""
+    items: int
+    """Recorded items, other epochs' markers included: closed_at - received."""
+    messages: int
+    """Recorded messages among them."""
+    chunks: tuple[ChunkRef, ...] = ()
+    """Chunks that joined are the recorded items' encoded bytes, in order (protocol.items)."""
+
+
+class LocalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A participant's part of an epoch: the object that its report names by digest."""
+
+    format: int = FORMAT_VERSION
+    cluster: str
+    participant: str
+    incarnation: int
+    session: int
+    epoch: int
+    topology: int
+    agents: tuple[AgentSnapshot, ...]
+    unrouted: tuple[ChunkRef, ...] = ()
+    """msgpack array of encoded Envelopes sent to agents that nobody hosted yet."""
+    unrouted_count: int = 0
+    outgoing: tuple[OutgoingCut, ...]
+    """Sorted by target."""
+    incoming: tuple[IncomingCut, ...]
+    """Sorted by source."""
+    state_bytes: int = 0
+    build: str = ""
+
+
+class ManifestMember(msgspec.Struct, frozen=True, kw_only=True):
+    """One member in a manifest."""
+
+    participant: str
+    session: int
+    snapshot: str
+    """Digest of its `LocalSnapshot` object."""
+    agents: tuple[str, ...]
+    """Placement."""
+
+
+class ManifestChannel(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the channel table: P1 can be checked from it and the objects."""
+
+    source: str
+    target: str
+    sent: int
+    received: int
+    recorded: int
+    messages: int
+    digest: str
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The immutable document of a committed epoch."""
+
+    format: int = FORMAT_VERSION
+    cluster: str
+    epoch: int
+    incarnation: int
+    topology: int
+    started_at: int
+    """Wall clock of the leader that started it, ns since 1970: for people, never for decisions."""
+    policy: str = ""
+    """Why it was started: ``periodic``, ``manual``, ``requested: ...``."""
+    previous: str = ""
+    """Digest of the manifest of the last committed epoch: a chain (RELIABILITY.md T6)."""
+    members: tuple[ManifestMember, ...]
+    """Sorted by participant."""
+    channels: tuple[ManifestChannel, ...]
+    """Sorted by source, target."""
+    packs: tuple[str, ...]
+    """Every pack that any member's snapshot names, sorted."""
+    merkle_root: str
+    """Root over the members' snapshot digests and the channel rows, in their order."""
+    signature: str = ""
+    """HMAC over the canonical bytes with this field empty."""

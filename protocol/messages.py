@@ -1,0 +1,306 @@
+"""What crosses the control connection between a participant and the coordinators, and the envelope of an agent's message.
+
+Control messages are msgpack maps with a ``type`` tag, one per WebSocket message. Unknown fields are ignored and missing
+ones take their default, so old and new builds talk; an unknown tag is a `MalformedFrame`. Orders (coordinator to
+participant) carry term, incarnation and the session that they are for: a participant obeys the highest term it has seen
+and ignores orders for another session (DESIGN.md section 8; RELIABILITY.md rule 1).
+
+Source of the handshake: `Register` -> `Registered` -> `TopologyChanged` -> `TopologyAccepted` -> member.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from protocol.errors import MalformedFrame
+from protocol.ids import AgentId
+from protocol.limits import CONTROL_BYTES_MAX
+
+PROTOCOL_VERSION = 1
+
+
+class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One agent message as it crosses a channel and as it lies in a mailbox. Append-only: old readers skip the rest."""
+
+    id: bytes
+    """`MessageId`, 16 bytes."""
+    source: AgentId
+    """Sending agent; ``outside/ingest`` for outside input."""
+    target: AgentId
+    type: str
+    """Registered name of the message's type."""
+    version: int
+    """Registered version of the message's type."""
+    body: bytes
+    """The message, encoded by the message codec (msgpack)."""
+
+
+# --- participant to coordinator -------------------------------------------------------------------------------------
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=False):
+    """Base of all control messages."""
+
+
+class Register(Control, frozen=True, kw_only=True, tag="register"):
+    """First message on a connection."""
+
+    cluster: str
+    participant: str
+    boot_id: str
+    """32 hex digits minted at process start. The same boot id on a new connection resumes its session; another one of a
+    live session is refused (``id-taken``)."""
+    protocol: int = PROTOCOL_VERSION
+    build: str = ""
+    address: str = ""
+    """Where peers reach its transport: ``ws://host:port``, ``mqtt:``, ``memory:``."""
+    agents: tuple[str, ...] = ()
+    agent_versions: dict[str, int] = {}
+    """Kind -> state version."""
+    targets: tuple[str, ...] | None = None
+    """Participants it sends to; None: all."""
+    session: int = 0
+    """Session to resume, 0: none."""
+    incarnation: int = 0
+    """Highest incarnation entered, 0: none."""
+
+
+class Heartbeat(Control, frozen=True, kw_only=True, tag="heartbeat"):
+    """Keeps the lease; also sent whenever nothing else was for `HEARTBEAT_NS`."""
+
+    session: int
+    open_epochs: tuple[int, ...] = ()
+
+
+class TopologyAccepted(Control, frozen=True, kw_only=True, tag="topology-accepted"):
+    """All channels of this topology version can be used by this participant."""
+
+    session: int
+    version: int
+
+
+class EpochProgress(Control, frozen=True, kw_only=True, tag="epoch-progress"):
+    """Not replicated; for blame and live views."""
+
+    session: int
+    epoch: int
+    phase: str
+    """``recorded`` (local state frozen), ``channels`` (all markers in), ``encoded``, ``uploaded``."""
+    open_channels: tuple[str, ...] = ()
+    """Sources of the channels whose marker has not come."""
+
+
+class LocalReport(Control, frozen=True, kw_only=True, tag="local-report"):
+    """The local snapshot of one participant is durable in the store."""
+
+    session: int
+    incarnation: int
+    epoch: int
+    snapshot: str
+    """Digest of the local-snapshot object."""
+    state_bytes: int = 0
+    new_bytes: int = 0
+    """Bytes written for this epoch."""
+    in_flight: int = 0
+    """Messages recorded on incoming channels."""
+    timings: dict[str, int] = {}
+    """Phase -> nanoseconds since this participant's cut (``record`` itself: duration)."""
+
+
+class EpochFailed(Control, frozen=True, kw_only=True, tag="epoch-failed"):
+    """This participant cannot complete its part; the epoch aborts."""
+
+    session: int
+    incarnation: int
+    epoch: int
+    phase: str
+    cause: str
+    """A sentence with agent, key path, type or errno, whatever applies."""
+
+
+class EpochRequested(Control, frozen=True, kw_only=True, tag="epoch-requested"):
+    """An agent asks for an epoch."""
+
+    session: int
+    reason: str = ""
+
+
+class Leave(Control, frozen=True, kw_only=True, tag="leave"):
+    """Orderly: takes effect between epochs; answered by `Left`."""
+
+    session: int
+
+
+# --- coordinator to participant -------------------------------------------------------------------------------------
+
+
+class Registered(Control, frozen=True, kw_only=True, tag="registered"):
+    """Answer to `Register`."""
+
+    term: int
+    session: int
+    incarnation: int
+    lease_ns: int
+    newest_epoch: int = 0
+    """Highest epoch ever started: older markers are stale."""
+    aborted_through: int = 0
+    """Every epoch up to this number has ended."""
+
+
+class RegisterRefused(Control, frozen=True, kw_only=True, tag="register-refused"):
+    """Answer to `Register`; the connection is closed.
+
+    Codes: ``id-taken``, ``wrong-cluster``, ``wrong-version``, ``bad-name``, ``agent-taken``, ``fenced``, ``not-leader``,
+    ``full``.
+    """
+
+    code: str
+    sentence: str
+    leader: str = ""
+    """``http://host:port`` of the leader, with ``not-leader``."""
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One member of a topology version."""
+
+    id: str
+    session: int
+    address: str = ""
+    agents: tuple[str, ...] = ()
+    targets: tuple[str, ...] | None = None
+    """Participants it sends to; None: all other members."""
+
+
+class TopologyChanged(Control, frozen=True, kw_only=True, tag="topology-changed"):
+    """The whole topology, between epochs; answered by `TopologyAccepted`."""
+
+    term: int
+    session: int
+    incarnation: int
+    version: int
+    members: tuple[Member, ...]
+
+
+class StartEpoch(Control, frozen=True, kw_only=True, tag="start-epoch"):
+    """Start order. Idempotent."""
+
+    term: int
+    session: int
+    incarnation: int
+    epoch: int
+    topology: int
+    deadline_ns: int
+    """From receipt; a participant gives up by itself after this long without news."""
+
+
+class AbortEpoch(Control, frozen=True, kw_only=True, tag="abort-epoch"):
+    """The epoch has ended without a manifest. Idempotent."""
+
+    term: int
+    session: int
+    epoch: int
+    reason: str
+    ended_through: int = 0
+    """Every epoch up to this number has ended (low-water mark)."""
+
+
+class EpochSealed(Control, frozen=True, kw_only=True, tag="epoch-sealed"):
+    """The report was used; the epoch cannot be aborted any more."""
+
+    term: int
+    session: int
+    epoch: int
+
+
+class EpochCommitted(Control, frozen=True, kw_only=True, tag="epoch-committed"):
+    """The manifest is durable and `commit` is in the ledger."""
+
+    term: int
+    session: int
+    epoch: int
+    manifest: str
+    """Digest of the manifest."""
+    ended_through: int = 0
+
+
+class ReportRefused(Control, frozen=True, kw_only=True, tag="report-refused"):
+    """The report came too late or is not of this session; its data may be discarded."""
+
+    term: int
+    session: int
+    epoch: int
+    reason: str
+
+
+class Left(Control, frozen=True, kw_only=True, tag="left"):
+    """The member is out of the topology; it may close its channels and end."""
+
+    term: int
+    session: int
+
+
+class Fenced(Control, frozen=True, kw_only=True, tag="fenced"):
+    """This session has ended (lost lease, newer session): the participant must stop."""
+
+    term: int
+    session: int
+    reason: str
+
+
+ToCoordinator: TypeAlias = (
+    Register | Heartbeat | TopologyAccepted | EpochProgress | LocalReport | EpochFailed | EpochRequested | Leave
+)
+ToParticipant: TypeAlias = (
+    Registered
+    | RegisterRefused
+    | TopologyChanged
+    | StartEpoch
+    | AbortEpoch
+    | EpochSealed
+    | EpochCommitted
+    | ReportRefused
+    | Left
+    | Fenced
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_to_coordinator: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
+_to_participant: msgspec.msgpack.Decoder[ToParticipant] = msgspec.msgpack.Decoder(ToParticipant)
+
+
+def encode_control(message: ToCoordinator | ToParticipant) -> bytes:
+    """One control message as bytes."""
+    return _encoder.encode(message)
+
+
+def decode_to_coordinator(data: bytes) -> ToCoordinator:
+    """What a participant sent.
+
+    Raises:
+        MalformedFrame: Anything but one of `ToCoordinator` within `CONTROL_BYTES_MAX`.
+    """
+    _check_size(data)
+    try:
+        return _to_coordinator.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrame(f"control message of {len(data)} bytes: {error}") from None
+
+
+def decode_to_participant(data: bytes) -> ToParticipant:
+    """What a coordinator sent.
+
+    Raises:
+        MalformedFrame: Anything but one of `ToParticipant` within `CONTROL_BYTES_MAX`.
+    """
+    _check_size(data)
+    try:
+        return _to_participant.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedFrame(f"control message of {len(data)} bytes: {error}") from None
+
+
+def _check_size(data: bytes) -> None:
+    if len(data) > CONTROL_BYTES_MAX:
+        raise MalformedFrame(f"control message of {len(data)} bytes; at most {CONTROL_BYTES_MAX} are taken")

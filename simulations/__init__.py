@@ -1,0 +1,1 @@
+"""The same machines under seeded failures, and real clusters on this machine."""
