@@ -1,1 +1,16 @@
-"""Starts epochs, assembles cuts, writes manifests."""
+"""Starts epochs, assembles cuts, writes manifests.
+
+Public names are imported when first used (`protocol.lazy`). A new one goes into all three lists below (the first under
+``if TYPE_CHECKING:``, as in `protocol`) and into ``tests/unit/public_names.txt``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.lazy import lazy_exports
+
+__all__: list[str] = []
+
+if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every misspelt name pass
+    __getattr__, __dir__ = lazy_exports(__name__, {})
