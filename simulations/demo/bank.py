@@ -1,0 +1,187 @@
+"""The demo itself: a bank at work, epoch after epoch, and a leader killed in the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from protocol.storage import open_store
+from simulations.demo import agents, summary
+from simulations.demo.process import Spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulations.demo.cluster import LocalCluster
+
+POLICY = {"kind": "periodic", "interval_ms": 1000, "pause_ms": 100, "deadline_ms": 10_000, "tolerable_failures": 100}
+KILL_WAIT_SECONDS = 15.0
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """What a run of the demo saw; the document that ``--json`` prints."""
+
+    epochs_committed: int = 0
+    epochs_aborted: int = 0
+    aborted: list[dict[str, Any]] = []
+    """Epoch, participant, phase, cause."""
+    participants: int = 0
+    coordinators: int = 0
+    agents: int = 0
+    transport: str = ""
+    messages: int = 0
+    in_flight_recorded: int = 0
+    total_expected: int = 0
+    totals: list[int] = []
+    """Money in each committed cut, in cents."""
+    orders_made: int = 0
+    consistent: bool = False
+    problems: list[str] = []
+    max_stall_ms: float = 0.0
+    """Longest time that a cut held a participant's event loop."""
+    idle_stall_ms: float = 0.0
+    """Longest gap of the same loops outside of cuts: what this machine does by itself."""
+    leader_kills: int = 0
+    election_seconds: list[float] = []
+    """From the kill until another coordinator answers as the leader."""
+    seconds: float = 0.0
+
+
+async def run(
+    cluster: LocalCluster,
+    *,
+    participants: int,
+    transport: str,
+    seconds: float,
+    say: Callable[[str], None],
+    result: Result,
+) -> None:
+    """Start everything, let it work, kill the leader in the middle of an epoch, let it work on; fill in `result`."""
+    loop = asyncio.get_running_loop()
+    placed = agents.place(participants)
+    accounts = tuple(f"account/a{index + 1}" for index in range(2 * participants))
+    specs = [
+        Spec(
+            id=f"bank-{index + 1}",
+            cluster=cluster.name,
+            coordinators=tuple(each.http for each in cluster.coordinators),
+            transport=transport,
+            store=cluster.store,
+            secret_file=cluster.secret_file,
+            agents=tuple(hosted),
+            accounts=accounts,
+        )
+        for index, hosted in enumerate(placed)
+    ]
+    result.participants = participants
+    result.coordinators = len(cluster.coordinators)
+    result.agents = sum(len(hosted) for hosted in placed)
+    result.transport = transport.split(":", 1)[0]
+    result.total_expected = len(accounts) * agents.START_CENTS
+    leader, took = await cluster.wait_leader()
+    say(f"{len(cluster.coordinators)} coordinators are up; {leader} leads (after {took:.2f} s)")
+    await asyncio.gather(*(cluster.start_participant(spec) for spec in specs))
+    say(f"{participants} participants are members, with {result.agents} agents; money moves, orders are cooked")
+    await cluster.call("PUT", "/v1/policy", POLICY)
+    begun = loop.time()
+    reporter = asyncio.create_task(_tell_epochs(cluster, say))
+    try:
+        await asyncio.sleep(seconds / 2)
+        if len(cluster.coordinators) > 1:
+            await _kill_leader(cluster, say, result)
+        await asyncio.sleep(max(seconds - (loop.time() - begun), 2.0))
+        await cluster.call("PUT", "/v1/policy", {**POLICY, "kind": "manual"})
+        await _wait_no_open_epoch(cluster)
+    finally:
+        reporter.cancel()
+    result.seconds = round(loop.time() - begun, 1)
+    for name in cluster.participants:
+        answer = await cluster.ask(name, {"do": "statistics"})
+        result.messages += answer["statistics"]["messages_handled"]
+        result.max_stall_ms = max(result.max_stall_ms, answer["stall"]["in_cut_ms"])
+        result.idle_stall_ms = max(result.idle_stall_ms, answer["stall"]["outside_ms"])
+
+
+async def _tell_epochs(cluster: LocalCluster, say: Callable[[str], None]) -> None:
+    told: set[int] = set()
+    while True:
+        try:
+            document = await cluster.call("GET", "/v1/epochs?limit=10")
+        except Exception as error:  # noqa: BLE001 - a narrator must not end the play; the next round asks again
+            say(f"  (asking for epochs: {error})")
+            document = {"epochs": []}
+        for epoch in reversed(document["epochs"]):
+            if epoch["epoch"] in told or epoch["state"] not in {"committed", "aborted"}:
+                continue
+            told.add(epoch["epoch"])
+            if epoch["state"] == "committed":
+                say(
+                    f"  epoch {epoch['epoch']} committed in {epoch['duration_ms']} ms, {epoch['in_flight']} messages in flight"
+                )
+            else:
+                abort = epoch.get("abort") or {}
+                say(f"  epoch {epoch['epoch']} aborted: {abort.get('cause', 'no cause given')}")
+        await asyncio.sleep(0.3)
+
+
+async def _kill_leader(cluster: LocalCluster, say: Callable[[str], None], result: Result) -> None:
+    leader, _ = await cluster.wait_leader()
+    victim = cluster.coordinator(leader)
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + KILL_WAIT_SECONDS
+    epoch = 0
+    while not epoch and loop.time() < limit:
+        open_epochs = (await cluster.call("GET", "/v1/status"))["epochs"]["open"]
+        epoch = open_epochs[0] if open_epochs else 0
+        await asyncio.sleep(0)
+    assert victim.child is not None
+    victim.child.kill()
+    await victim.child.wait()
+    where = f"in the middle of epoch {epoch}" if epoch else "between two epochs"
+    say(f"SIGKILL to {leader} (process {victim.child.pid}), the leader, {where}")
+    result.leader_kills += 1
+    successor, took = await cluster.wait_leader(other_than=leader)
+    result.election_seconds.append(round(took, 3))
+    say(f"{successor} leads after {took:.2f} s")
+    await cluster.start_coordinator(victim)
+    say(f"{leader} is started again and catches up")
+
+
+async def _wait_no_open_epoch(cluster: LocalCluster) -> None:
+    for _ in range(1000):
+        if not (await cluster.call("GET", "/v1/status?fresh=1"))["epochs"]["open"]:
+            return
+        await asyncio.sleep(0.02)
+
+
+async def judge(cluster: LocalCluster, result: Result) -> list[summary.EpochSums]:
+    """Verify every manifest offline and add each cut up; fill in `result`."""
+    document = await cluster.call("GET", "/v1/epochs?limit=1000")
+    for epoch in document["epochs"]:
+        if epoch["state"] == "aborted":
+            result.epochs_aborted += 1
+            result.aborted.append({"epoch": epoch["epoch"], **(epoch.get("abort") or {})})
+    listed = {epoch["epoch"] for epoch in document["epochs"] if epoch["state"] == "committed"}
+    store = open_store(cluster.store, cluster.name)
+    keys = cluster.keys
+    accounts = 2 * result.participants
+    sums = [summary.sum_bank(store, epoch, keys, accounts=accounts) for epoch in summary.committed_epochs(store)]
+    found = {each.epoch for each in sums}
+    if found != listed:
+        result.problems.append(
+            f"the ledger lists epochs {sorted(listed)} as committed, the store holds {sorted(found)}"
+        )
+    for each in sums:
+        result.problems += [f"epoch {each.epoch}: {finding}" for finding in each.findings]
+        if each.total != each.expected:
+            result.problems.append(f"epoch {each.epoch}: {each.total} cents instead of {each.expected}")
+        if each.orders_made != each.orders_found:
+            result.problems.append(f"epoch {each.epoch}: {each.orders_found} orders found, {each.orders_made} made")
+    result.epochs_committed = len(sums)
+    result.totals = [each.total for each in sums]
+    result.in_flight_recorded = sum(each.in_flight for each in sums)
+    result.orders_made = max((each.orders_made for each in sums), default=0)
+    result.consistent = bool(sums) and not result.problems
+    return sums
