@@ -14,9 +14,9 @@ from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from coordinator.policy import PolicySettings
 from protocol.errors import ConfigError
 from protocol.ids import ClusterName, CoordinatorId, check_name
-from protocol.limits import CONCURRENT_EPOCHS_MAX, EPOCH_DEADLINE_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,7 +25,6 @@ COORDINATORS_MAX: Final = 7
 """Members of one raft group: more only makes each commit slower."""
 TIMINGS: Final = ("normal", "slow")
 """Presets of raft's timeouts: ``slow`` for loaded machines and long lines."""
-POLICY_KINDS: Final = ("periodic", "manual")
 ENV_PREFIX: Final = "CLEANCUT_"
 _ENV_OF_OTHERS: Final = ("CLEANCUT_COORDINATORS", "CLEANCUT_TOKEN_FILE", "CLEANCUT_DIR")
 """Belong to the command line; neither ours nor a misspelling of ours."""
@@ -43,6 +42,7 @@ class Address(NamedTuple):
 
 HTTP_DEFAULT: Final = Address("127.0.0.1", 7400)
 RAFT_DEFAULT: Final = Address("127.0.0.1", 7500)
+POLICY_DEFAULT: Final = PolicySettings()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,42 +68,6 @@ class TlsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PolicyConfig:
-    """The policy that a new cluster begins with. Later changes (`PUT /v1/policy`) live in the ledger and win."""
-
-    kind: str = "periodic"
-    """``periodic`` or ``manual`` (epochs only on request)."""
-    interval_ms: int = 10_000
-    """From the start of one epoch to the start of the next. Invariant: > 0."""
-    pause_ms: int = 500
-    """At least this long between the end of an epoch and the start of the next."""
-    deadline_ms: int = EPOCH_DEADLINE_NS // 1_000_000
-    """An epoch that has not been sealed after this long is aborted. Invariant: > 0."""
-    tolerable_failures: int = 0
-    """Aborted epochs in a row before the cluster counts as unhealthy; 0: no limit."""
-    max_concurrent: int = 1
-    """Open epochs at one time. Invariant: 1 <= max_concurrent <= CONCURRENT_EPOCHS_MAX."""
-
-    def __post_init__(self) -> None:
-        if self.kind not in POLICY_KINDS:
-            raise ConfigError("policy.kind", f"{self.kind!a} is not one of {', '.join(POLICY_KINDS)}")
-        for name, least in (
-            ("interval_ms", 1),
-            ("pause_ms", 0),
-            ("deadline_ms", 1),
-            ("tolerable_failures", 0),
-            ("max_concurrent", 1),
-        ):
-            _whole_number(f"policy.{name}", getattr(self, name), least)
-        if self.max_concurrent > CONCURRENT_EPOCHS_MAX:
-            raise ConfigError("policy.max_concurrent", f"{self.max_concurrent} is over {CONCURRENT_EPOCHS_MAX}")
-
-    def document(self) -> dict[str, str | int]:
-        """As `GET /v1/policy` answers it."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorConfig:
     """Settings of one coordinator. Cross-field checks run here, so an instance is a working combination."""
 
@@ -126,8 +90,8 @@ class CoordinatorConfig:
     """File with the cluster's secret: tokens, frame keys and the manifests' signature derive from it."""
     tls: TlsConfig | None = None
     """Required when there is more than one coordinator."""
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
-    """What a new cluster begins with."""
+    policy: PolicySettings = POLICY_DEFAULT
+    """What a new cluster begins with. Later changes (`PUT /v1/policy`) live in the ledger and win."""
     timing: str = "normal"
     """``normal`` or ``slow``: raft's timeouts."""
     lease_ms: int = 3_000
@@ -195,7 +159,7 @@ _SIMPLE: Final = (
 )  # fmt: skip
 _TABLES: Final[dict[str, tuple[str, ...]]] = {
     "tls": tuple(each.name for each in fields(TlsConfig)),
-    "policy": tuple(each.name for each in fields(PolicyConfig)),
+    "policy": tuple(POLICY_DEFAULT.document()),
 }
 _PATHS: Final = ("data_dir", "secret_file")
 
@@ -334,7 +298,9 @@ def _build(merged: Mapping[str, Any]) -> CoordinatorConfig:
         elif key == "tls":
             given[key] = _tls(key, value)
         elif key == "policy":
-            given[key] = PolicyConfig(**{k: _number_or_text(f"{key}.{k}", k, v) for k, v in value.items()})
+            given[key] = PolicySettings.from_document(
+                {each: _number_or_text(f"{key}.{each}", each, value[each]) for each in value}
+            )
         elif key == "hosts":
             given[key] = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
         elif key == "lease_ms":
