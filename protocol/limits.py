@@ -29,6 +29,13 @@ CHANNEL_RESEND_NS: Final = 500_000_000
 CHANNEL_RESEND_NS_MAX: Final = 5_000_000_000
 ACK_DELAY_NS: Final = 5_000_000
 """An acknowledgement waits this long for a frame of the other direction to ride on."""
+SEND_BUFFER_BYTES: Final = 16 * MIB
+"""Frames that wait in one connection's send buffer: above the channel window, so that only a peer that stopped reading
+fills it; frames beyond it are dropped and sent again later."""
+HANDSHAKES_MAX: Final = 256
+"""Connections that have not proved yet who they are, at one participant: each may hold one small message."""
+PARKED_FRAMES_BYTES_MAX: Final = 4 * MIB
+"""Frames of an incarnation or session that the sender already knows of and we do not yet; more are dropped and sent again."""
 RECORDING_BYTES_MAX: Final = 256 * MIB
 """In-flight bytes that one epoch may record at one participant; past it the epoch aborts and memory stays flat (I33)."""
 IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
@@ -48,6 +55,13 @@ COMMAND_BYTES_MAX: Final = 24 * KIB
 CLIENTS_REMEMBERED_MAX: Final = 1_024
 """Clients in the ledger's table of applied command ids; the longest unused goes first."""
 PARTICIPANTS_MAX: Final = 10_000
+PARTICIPANTS_ENDED_MAX: Final = 1_000
+"""Lost and left participants that the ledger remembers; the oldest sessions go first."""
+EPOCH_MEMBER_ROWS_MAX: Final = 20_000
+"""Rows of members that the ledger keeps for ended epochs in all: 1,000 epochs of a small cluster, the last 20 of 1,000
+participants. Sums and blame stay; the manifest has the rest. Keeps a snapshot of the ledger at a few megabytes."""
+LEDGER_RESULTS_REMEMBERED_MAX: Final = 256
+"""Results per client: four times what a leader has in flight."""
 
 SEGMENT_TARGET_BYTES: Final = 64 * KIB
 """Keyed state is cut into segments of about this many encoded bytes: one changed key rewrites one segment."""

@@ -1,0 +1,55 @@
+"""A driver's background tasks: kept alive, ended together, and none fails unseen.
+
+`asyncio.TaskGroup` wants one scope that awaits it; a driver is entered and left through `start` and `close`, and its tasks
+come and go in between, so it keeps its own set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+
+class TaskSet:
+    """Tasks of one driver object."""
+
+    __slots__ = ("_failed", "_tasks")
+
+    def __init__(self, failed: Callable[[BaseException], None]) -> None:
+        """Start empty.
+
+        Args:
+            failed: Told of each exception that ends a task (cancellation is none); must not raise.
+        """
+        self._failed = failed
+        # Ordered by start: closing cancels in the same order in every run.
+        self._tasks: dict[asyncio.Task[Any], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        """Run `work` until it ends or `close` cancels it."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    async def close(self) -> None:
+        """Cancel all and wait until they have ended; safe to call from one of them."""
+        current = asyncio.current_task()
+        tasks = [task for task in self._tasks if task is not current]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled():
+            error = task.exception()
+            if error is not None:
+                self._failed(error)
