@@ -1,0 +1,57 @@
+"""The replicated ledger: commands, records and the state machine over them."""
+
+from coordinator.ledger.commands import (
+    AbortCommand,
+    Command,
+    CommandId,
+    CommitCommand,
+    ConfigureCommand,
+    LeadCommand,
+    LeaveCommand,
+    MarkLostCommand,
+    RegisterCommand,
+    Report,
+    ReportsCommand,
+    SealCommand,
+    StartCommand,
+    TopologyCommand,
+    WaitingNote,
+    encode_command,
+)
+from coordinator.ledger.ledger import Ledger, Result, parse_result
+from coordinator.ledger.records import (
+    AbortRecord,
+    EpochRecord,
+    LedgerState,
+    MemberRecord,
+    ParticipantRecord,
+    TopologyRecord,
+)
+
+__all__ = [
+    "AbortCommand",
+    "AbortRecord",
+    "Command",
+    "CommandId",
+    "CommitCommand",
+    "ConfigureCommand",
+    "EpochRecord",
+    "LeadCommand",
+    "LeaveCommand",
+    "Ledger",
+    "LedgerState",
+    "MarkLostCommand",
+    "MemberRecord",
+    "ParticipantRecord",
+    "RegisterCommand",
+    "Report",
+    "ReportsCommand",
+    "Result",
+    "SealCommand",
+    "StartCommand",
+    "TopologyCommand",
+    "TopologyRecord",
+    "WaitingNote",
+    "encode_command",
+    "parse_result",
+]

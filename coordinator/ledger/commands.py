@@ -1,0 +1,259 @@
+"""The commands of the ledger: what may be put into the replicated log.
+
+A command is ASCII JSON of at most `COMMAND_BYTES_MAX` bytes::
+
+    {"v":1,"id":["c1.5f2a",17],"done":16,"at":1790000000000000000,"term":4,"kind":"start", ...}
+
+``id`` is (client, sequence number): a command that is sent again with the same id is applied once. ``done`` says that
+the client has its answers to all numbers up to it, so that the ledger may forget them. ``at`` is the proposer's wall
+clock in nanoseconds since 1970: recorded for people, never decisive. ``term`` is the proposer's: a command of another
+term than the one that leads is refused (`LeadCommand`), so two self-believed leaders never both act.
+
+Unknown fields are refused: a replica that ignored what another one understood would drift from it.
+
+Sources: RAFT_MQTT.md A6 to A8 (one method, ids, ASCII, size); Ongaro's thesis 6.3 (client sequence numbers).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
+
+import msgspec
+
+from coordinator.policy import PolicySettings
+from protocol.errors import LimitExceeded
+from protocol.limits import COMMAND_BYTES_MAX
+
+COMMAND_VERSION: Final = 1
+SENTENCE_CHARS_MAX: Final = 400
+"""A cause or reason. In ASCII JSON a character takes up to 12 bytes: two sentences and their notes fit a command."""
+WAITING_NOTES_MAX: Final = 16
+"""Participants that an abort names as missing; the number of all is recorded beside them."""
+OPEN_CHANNELS_MAX: Final = 8
+"""Open channels that one waiting note names."""
+TIMINGS_MAX: Final = 16
+"""Phases in one table of timings."""
+
+Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+ClientName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9._:-]{0,79}\Z")]
+Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9._-]{0,62}\Z")]
+AgentName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9._-]{0,62}/[a-z0-9][a-z0-9._-]{0,62}\Z")]
+DigestText = Annotated[str, msgspec.Meta(pattern=r"\Ab3:[0-9a-f]{64}\Z")]
+BootId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+Sentence = Annotated[str, msgspec.Meta(max_length=SENTENCE_CHARS_MAX)]
+Word = Annotated[str, msgspec.Meta(max_length=64)]
+Timings = Annotated[dict[Word, Count], msgspec.Meta(max_length=TIMINGS_MAX)]
+
+CommandId: TypeAlias = tuple[str, int]
+"""(client, sequence number from 1)."""
+
+
+class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
+    """What every command carries."""
+
+    kind: ClassVar[str]
+    v: int = COMMAND_VERSION
+    id: tuple[ClientName, Positive]
+    done: Count = 0
+    at: Count = 0
+    term: Count
+
+
+class LeadCommand(CommandBase, frozen=True, kw_only=True, tag="lead"):
+    """The first entry of every leader: from here only commands of this term have an effect (I20)."""
+
+    kind: ClassVar[str] = "lead"
+    coordinator: Name
+
+
+class ConfigureCommand(CommandBase, frozen=True, kw_only=True, tag="configure"):
+    """The policy is this from now on."""
+
+    kind: ClassVar[str] = "configure"
+    policy: PolicySettings
+
+
+class RegisterCommand(CommandBase, frozen=True, kw_only=True, tag="register"):
+    """A participant asks for a session; the same boot id gets its session again."""
+
+    kind: ClassVar[str] = "register"
+    participant: Name
+    boot_id: BootId
+    address: Annotated[str, msgspec.Meta(max_length=512)] = ""
+    agents: tuple[AgentName, ...] = ()
+    agent_versions: dict[Name, Count] = {}
+    targets: tuple[Name, ...] | None = None
+    build: Word = ""
+    session: Count = 0
+    """Session that the participant believes to have; 0: none."""
+    incarnation: Count = 0
+    """Highest incarnation that it entered; 0: none."""
+
+
+class MarkLostCommand(CommandBase, frozen=True, kw_only=True, tag="mark-lost"):
+    """A session is over without a goodbye; its unsealed epochs abort in the same entry."""
+
+    kind: ClassVar[str] = "mark-lost"
+    session: Positive
+    cause: Sentence
+
+
+class LeaveCommand(CommandBase, frozen=True, kw_only=True, tag="leave"):
+    """A session ends in order, with the next topology."""
+
+    kind: ClassVar[str] = "leave"
+    session: Positive
+
+
+class TopologyCommand(CommandBase, frozen=True, kw_only=True, tag="topology"):
+    """Make the topology that is wanted (all who joined and stay) the current one.
+
+    Small for any number of members: the ledger knows who they are.
+    """
+
+    kind: ClassVar[str] = "topology"
+    version: Positive
+    """Must be the current version plus one: two proposals of one change make one change."""
+
+
+class StartCommand(CommandBase, frozen=True, kw_only=True, tag="start"):
+    """Start an epoch with the members of `topology`; the ledger gives the number."""
+
+    kind: ClassVar[str] = "start"
+    topology: Positive
+    reason: Sentence
+    deadline_ns: Positive
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One participant's local snapshot is durable."""
+
+    epoch: Positive
+    participant: Name
+    session: Positive
+    incarnation: Positive
+    snapshot: DigestText
+    state_bytes: Count = 0
+    new_bytes: Count = 0
+    in_flight: Count = 0
+    timings: Timings = {}
+    """Phase -> nanoseconds since the participant's cut."""
+    waited_ns: Count = 0
+    """Monotonic, since the start of the epoch, as the leader that took it measured."""
+
+
+class ReportsCommand(CommandBase, frozen=True, kw_only=True, tag="reports"):
+    """Reports that arrived together; each has its own outcome."""
+
+    kind: ClassVar[str] = "reports"
+    reports: Annotated[tuple[Report, ...], msgspec.Meta(min_length=1)]
+
+
+class WaitingNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a participant that had not reported was when its epoch was aborted."""
+
+    participant: Name
+    phase: Word
+    waited_ns: Count = 0
+    """Since it was last heard about this epoch, or since the start order."""
+    open_channels: Annotated[tuple[Name, ...], msgspec.Meta(max_length=OPEN_CHANNELS_MAX)] = ()
+    """Sources of channels whose marker had not come."""
+    open_count: Count = 0
+    """Number of all of them."""
+
+
+class AbortCommand(CommandBase, frozen=True, kw_only=True, tag="abort"):
+    """End an epoch without a manifest; refused once it is sealed."""
+
+    kind: ClassVar[str] = "abort"
+    epoch: Positive
+    participant: Annotated[str, msgspec.Meta(max_length=63)] = ""
+    """Whom it is about; "" where no single participant is."""
+    phase: Word
+    cause: Sentence
+    took_ns: Count = 0
+    waiting: Annotated[tuple[WaitingNote, ...], msgspec.Meta(max_length=WAITING_NOTES_MAX)] = ()
+    waiting_count: Count = 0
+
+
+class SealCommand(CommandBase, frozen=True, kw_only=True, tag="seal"):
+    """The checked cut has this manifest; from here the epoch cannot be aborted."""
+
+    kind: ClassVar[str] = "seal"
+    epoch: Positive
+    manifest: DigestText
+    previous: Annotated[str, msgspec.Meta(pattern=r"\A(b3:[0-9a-f]{64})?\Z")] = ""
+    """Manifest of the epoch sealed before; part of the manifest's bytes."""
+    took_ns: Count = 0
+    phases: Timings = {}
+
+
+class CommitCommand(CommandBase, frozen=True, kw_only=True, tag="commit"):
+    """The manifest is durable in the store."""
+
+    kind: ClassVar[str] = "commit"
+    epoch: Positive
+    manifest: DigestText
+    took_ns: Count = 0
+    phases: Timings = {}
+
+
+Command: TypeAlias = (
+    LeadCommand
+    | ConfigureCommand
+    | RegisterCommand
+    | MarkLostCommand
+    | LeaveCommand
+    | TopologyCommand
+    | StartCommand
+    | ReportsCommand
+    | AbortCommand
+    | SealCommand
+    | CommitCommand
+)
+
+
+def to_ascii_json(value: Any) -> str:  # noqa: ANN401 - any msgspec structure
+    """Canonical JSON: sorted keys, no spaces, ASCII."""
+    return json.dumps(
+        msgspec.to_builtins(value, str_keys=True), ensure_ascii=True, sort_keys=True, separators=(",", ":")
+    )
+
+
+def encode_command(command: Command, *, at: int) -> str:
+    """A command as it goes into the log.
+
+    Args:
+        command: Made by the leader's machine, which has no wall clock.
+        at: Wall clock of the driver, nanoseconds since 1970. A command that is sent again may carry another `at`.
+
+    Raises:
+        LimitExceeded: Over `COMMAND_BYTES_MAX`.
+    """
+    text = to_ascii_json(msgspec.structs.replace(command, at=max(0, at)))
+    if len(text) > COMMAND_BYTES_MAX:
+        raise LimitExceeded(f"ledger command {command.kind!r} of {len(text)} bytes; at most {COMMAND_BYTES_MAX} fit")
+    return text
+
+
+def command_bytes(value: Any) -> int:  # noqa: ANN401 - a command or a part of one
+    """Bytes that this takes in the log, at most (`at` of any length included)."""
+    return len(to_ascii_json(value)) + 20
+
+
+def sentence(text: str) -> str:
+    """`text` as it may stand in the ledger: printable, at most `SENTENCE_CHARS_MAX` characters.
+
+    Causes come from participants and their agents: escape codes must not reach an operator's terminal through them.
+    """
+    clean = "".join(character if character.isprintable() else " " for character in text)
+    if len(clean) > SENTENCE_CHARS_MAX:
+        clean = clean[: SENTENCE_CHARS_MAX - 3] + "..."
+    return clean
+
+
+def word(text: str) -> str:
+    """`text` as a short label: printable, at most 64 characters."""
+    return sentence(text)[:64]

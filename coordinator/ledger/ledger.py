@@ -1,0 +1,675 @@
+"""The replicated state machine of the coordinators.
+
+Every replica applies the same commands in the same order, and every one of them gets the same state and gives the same
+results. Therefore `apply`:
+
+* never raises, whatever it is given: pysyncobj would run a raising entry again for ever, on some replicas only
+  (RAFT_MQTT.md A8). Malformed input gives an error result and changes nothing;
+* is all or nothing: each command is checked to its end before its first change;
+* reads no clock and no randomness and never iterates in hash or insertion order;
+* answers a command that was applied before with its recorded result.
+
+Applying an entry only changes state. Orders are given by the leader's machine, for what is still open.
+
+Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., "sentence": ...}``. Codes:
+
+======================  ===============================================================================================
+``malformed``           not a command (also: too large, not ASCII, unknown kind, field out of range)
+``unsupported-version`` of a later build
+``stale-id``            this id was answered and forgotten
+``stale-term``          the proposer does not lead (any more)
+``id-taken``            another process holds the participant's live session
+``agent-taken``         a live participant hosts that agent
+``fenced``              the session, or the incarnation, is not one that can go on
+``full``                `PARTICIPANTS_MAX` are live
+``unknown``             no such session or epoch
+``ended``               the session or epoch has ended already
+``epoch-open``          open epochs forbid it; ``epoch`` names the oldest
+``topology-changed``    the proposal was made for another topology version
+``topology-stale``      joins, leaves or losses wait for the next topology
+``topology-unchanged``  the current topology is the wanted one
+``no-members``          nobody is a member
+``incomplete``          reports are missing
+``sealed``              the epoch is sealed and cannot be aborted, or was sealed with another manifest
+``not-sealed``          commit of an epoch that is not sealed
+``earlier-open``        epochs are sealed and committed in order; ``epoch`` names the one that comes first
+``chain-moved``         `previous` is not the manifest of the epoch sealed before
+======================  ===============================================================================================
+
+Epochs are sealed and committed in the order of their numbers (I10), so that the chain of manifests has one order and
+`previous` is settled at the seal, whoever leads.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+import msgspec
+from blake3 import blake3
+
+from coordinator.ledger.commands import (
+    COMMAND_VERSION,
+    AbortCommand,
+    Command,
+    CommitCommand,
+    ConfigureCommand,
+    LeadCommand,
+    LeaveCommand,
+    MarkLostCommand,
+    RegisterCommand,
+    Report,
+    ReportsCommand,
+    SealCommand,
+    StartCommand,
+    TopologyCommand,
+    to_ascii_json,
+)
+from coordinator.ledger.records import (
+    ABORTED,
+    COMMITTED,
+    JOINING,
+    LEAVING,
+    LEDGER_FORMAT,
+    LEFT,
+    LOST,
+    MEMBER,
+    SEALED,
+    STARTED,
+    AbortRecord,
+    ClientRecord,
+    EpochRecord,
+    LedgerState,
+    MemberRecord,
+    ParticipantRecord,
+    TopologyRecord,
+)
+from coordinator.policy import UNCOUNTED_PHASES, PolicySettings
+from protocol.errors import RecoveryError
+from protocol.limits import (
+    CLIENTS_REMEMBERED_MAX,
+    COMMAND_BYTES_MAX,
+    EPOCH_HISTORY_MAX,
+    EPOCH_MEMBER_ROWS_MAX,
+    LEDGER_RESULTS_REMEMBERED_MAX,
+    PARTICIPANTS_ENDED_MAX,
+    PARTICIPANTS_MAX,
+)
+
+if TYPE_CHECKING:
+    from protocol.messages import Member
+
+Result = dict[str, Any]
+
+
+class _Head(msgspec.Struct):
+    """Enough of a command to say what is wrong with it."""
+
+    kind: str
+    v: int = COMMAND_VERSION
+
+
+class _Dump(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A snapshot of the ledger."""
+
+    state: LedgerState
+    clients: list[tuple[str, ClientRecord]]
+    """Longest unused first."""
+
+
+_commands: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
+_heads: Final = msgspec.json.Decoder(_Head)
+_dumps: Final = msgspec.json.Decoder(_Dump)
+
+
+def _yes(**fields: Any) -> Result:  # noqa: ANN401 - JSON values
+    return {"ok": True, **fields}
+
+
+def _no(code: str, text: str, **fields: Any) -> Result:  # noqa: ANN401 - JSON values
+    return {"ok": False, "code": code, "sentence": text, **fields}
+
+
+class Ledger:
+    """One replica of the ledger.
+
+    Attributes:
+        state: For reading. It changes only in `apply` and is replaced in `load`.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self.state = LedgerState(cluster=cluster)
+        self._clients: dict[str, ClientRecord] = {}
+        self._wanted: tuple[Member, ...] | None = None
+        self._stale: bool | None = None
+        self._derive()
+
+    # --- the log ----------------------------------------------------------------------------------------------------
+
+    def apply(self, command_json: str) -> str:
+        """Apply one entry of the log.
+
+        Args:
+            command_json: From `encode_command`, or anything else.
+
+        Returns:
+            The result as JSON. Equal on all replicas. Never raises.
+        """
+        command = _decode(command_json)
+        if isinstance(command, dict):
+            return _result_text(command)
+        client_name, number = command.id
+        client = self._clients.get(client_name)
+        if client is not None:
+            recorded = client.results.get(number)
+            if recorded is not None:
+                return recorded
+            if number <= client.floor:
+                return _result_text(_no("stale-id", f"command {number} of {client_name} was answered and forgotten"))
+        result = self._fenced(command) or self._execute(command)
+        if not result["ok"] and result["code"] == "stale-term":
+            # Not remembered: terms only grow, so it is refused for ever, and a deposed leader costs no memory.
+            return _result_text(result)
+        text = _result_text(result)
+        self._remember(command, text)
+        return text
+
+    def dump(self) -> str:
+        """The whole state as canonical ASCII JSON; equal on replicas that applied the same log."""
+        return to_ascii_json(_Dump(state=self.state, clients=list(self._clients.items())))
+
+    def load(self, text: str) -> None:
+        """Take the state of a `dump`.
+
+        Raises:
+            RecoveryError: Not a dump of this cluster's ledger that this build can read; nothing has changed.
+        """
+        try:
+            dump = _dumps.decode(text)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
+            raise RecoveryError(f"ledger snapshot of {len(text)} characters cannot be read: {error}") from None
+        if dump.state.format != LEDGER_FORMAT:
+            raise RecoveryError(f"ledger snapshot has format {dump.state.format}; this build reads {LEDGER_FORMAT}")
+        if dump.state.cluster != self.state.cluster:
+            raise RecoveryError(f"ledger snapshot is of cluster {dump.state.cluster!r}, not {self.state.cluster!r}")
+        self.state = dump.state
+        self._clients = dict(dump.clients)
+        self._derive()
+
+    def digest(self) -> str:
+        """``b3:`` hash of `dump`: equal on replicas that applied the same log (I21)."""
+        return f"b3:{blake3(self.dump().encode('ascii')).hexdigest()}"
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> PolicySettings:
+        """The policy in force."""
+        return self.state.policy if self.state.policy is not None else PolicySettings()
+
+    def epoch(self, number: int) -> EpochRecord | None:
+        """The record of an epoch; None if there is none (any more)."""
+        return self.state.epochs.get(number)
+
+    def open_epochs(self) -> tuple[EpochRecord, ...]:
+        """Started and sealed ones, oldest first."""
+        return tuple(self.state.epochs[number] for number in self._open)
+
+    def newest_committed(self) -> EpochRecord | None:
+        """The newest committed epoch."""
+        return self.state.epochs.get(self.state.committed)
+
+    def by_session(self, session: int) -> ParticipantRecord | None:
+        """The participant whose newest session this is."""
+        participant = self._by_session.get(session)
+        return None if participant is None else self.state.participants[participant]
+
+    def participants(self) -> tuple[ParticipantRecord, ...]:
+        """All that are remembered, by id."""
+        return tuple(record for _, record in sorted(self.state.participants.items()))
+
+    def host_of(self, agent: str) -> str | None:
+        """The live participant that hosts this agent."""
+        return self._hosts.get(agent)
+
+    def wanted_members(self) -> tuple[Member, ...]:
+        """Members of the next topology: all who joined and stay, by id."""
+        if self._wanted is None:
+            self._wanted = tuple(
+                record.member()
+                for _, record in sorted(self.state.participants.items())
+                if record.state in (JOINING, MEMBER)
+            )
+        return self._wanted
+
+    @property
+    def topology_is_stale(self) -> bool:
+        """Joins, leaves or losses wait for the next topology."""
+        if self._stale is None:
+            self._stale = self.wanted_members() != self.state.topology.members
+        return self._stale
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _derive(self) -> None:
+        """Build what is not part of the dump."""
+        state = self.state
+        self._open = sorted(number for number, record in state.epochs.items() if record.open)
+        self._by_session = {record.session: name for name, record in sorted(state.participants.items())}
+        self._hosts = {
+            agent: name for name, record in sorted(state.participants.items()) if record.live for agent in record.agents
+        }
+        self._live_count = sum(record.live for record in state.participants.values())
+        self._membership_changed()
+
+    def _membership_changed(self) -> None:
+        self._wanted = None
+        self._stale = None
+
+    def _remember(self, command: Command, text: str) -> None:
+        name, number = command.id
+        client = self._clients.pop(name, None) or ClientRecord()
+        self._clients[name] = client  # to the end: the longest unused stands first
+        client.results[number] = text
+        floor = max(client.floor, min(command.done, number - 1))
+        for answered in sorted(client.results):
+            if answered <= floor or len(client.results) > LEDGER_RESULTS_REMEMBERED_MAX:
+                del client.results[answered]
+                floor = max(floor, answered)
+        client.floor = floor
+        while len(self._clients) > CLIENTS_REMEMBERED_MAX:
+            del self._clients[next(iter(self._clients))]
+
+    def _fenced(self, command: Command) -> Result | None:
+        """Refuse a command of a proposer that does not lead."""
+        state = self.state
+        if isinstance(command, LeadCommand):
+            if command.term > state.term or (command.term == state.term and command.coordinator == state.leader):
+                return None
+        elif command.term == state.term and state.term > 0:
+            return None
+        return _no(
+            "stale-term",
+            f"command of term {command.term}; {state.leader or 'nobody'} leads in term {state.term}",
+            term=state.term,
+        )
+
+    def _execute(self, command: Command) -> Result:
+        match command:
+            case LeadCommand():
+                return self._lead(command)
+            case ConfigureCommand():
+                return self._configure(command)
+            case RegisterCommand():
+                return self._register(command)
+            case MarkLostCommand():
+                return self._mark_lost(command)
+            case LeaveCommand():
+                return self._leave(command)
+            case TopologyCommand():
+                return self._change_topology(command)
+            case StartCommand():
+                return self._start(command)
+            case ReportsCommand():
+                return _yes(outcomes=[self._report(report, command) for report in command.reports])
+            case AbortCommand():
+                return self._abort(command)
+            case SealCommand():
+                return self._seal(command)
+            case CommitCommand():
+                return self._commit(command)
+            case _:
+                assert_never(command)
+
+    def _lead(self, command: LeadCommand) -> Result:
+        self.state.term = command.term
+        self.state.leader = command.coordinator
+        for record in self.open_epochs():
+            if record.terms[-1] != command.term:
+                record.terms = (*record.terms, command.term)
+        return _yes(term=command.term)
+
+    def _configure(self, command: ConfigureCommand) -> Result:
+        self.state.policy = command.policy
+        self.state.failures = 0
+        return _yes()
+
+    # --- participants -----------------------------------------------------------------------------------------------
+
+    def _register(self, command: RegisterCommand) -> Result:
+        state = self.state
+        known = state.participants.get(command.participant)
+        if command.incarnation > state.incarnation:
+            return _no(
+                "fenced",
+                f"{command.participant} has entered incarnation {command.incarnation}; this ledger knows only "
+                f"{state.incarnation}: it is not the cluster's, or it lost its data",
+            )
+        if known is not None and known.boot_id == command.boot_id:
+            if not known.live:
+                return _no("fenced", f"session {known.session} of {known.id} has ended: {known.cause or known.state}")
+        elif known is not None and known.live:
+            return _no("id-taken", f"another process holds {known.id}, session {known.session}")
+        elif command.session:
+            return _no("fenced", f"session {command.session} of {command.participant} has ended")
+        for agent in command.agents:
+            host = self._hosts.get(agent)
+            if host is not None and host != command.participant:
+                return _no("agent-taken", f"{agent} is hosted by {host}", agent=agent, host=host)
+        resumed = known is not None and known.live
+        if not resumed and self._live_count >= PARTICIPANTS_MAX:
+            return _no("full", f"{PARTICIPANTS_MAX} participants are live, which is the limit")
+
+        if resumed:
+            assert known is not None
+            record = known
+            for agent in record.agents:
+                self._hosts.pop(agent, None)
+        else:
+            state.session += 1
+            if known is not None:
+                del self._by_session[known.session]
+            record = ParticipantRecord(
+                id=command.participant,
+                session=state.session,
+                boot_id=command.boot_id,
+                state=JOINING,
+                registered_at=command.at,
+            )
+            state.participants[record.id] = record
+            self._by_session[record.session] = record.id
+            self._live_count += 1
+        record.address = command.address
+        record.agents = tuple(sorted(set(command.agents)))
+        record.agent_versions = dict(sorted(command.agent_versions.items()))
+        record.targets = None if command.targets is None else tuple(sorted(set(command.targets)))
+        record.build = command.build
+        for agent in record.agents:
+            self._hosts[agent] = record.id
+        self._membership_changed()
+        return _yes(session=record.session, resumed=resumed)
+
+    def _session_of(self, session: int) -> ParticipantRecord | Result:
+        """The live participant with this session, or the refusal."""
+        record = self.by_session(session)
+        if record is None:
+            return _no("ended" if session <= self.state.session else "unknown", f"no live session {session}")
+        if not record.live:
+            return _no("ended", f"session {session} of {record.id} has ended: {record.cause or record.state}")
+        return record
+
+    def _mark_lost(self, command: MarkLostCommand) -> Result:
+        record = self._session_of(command.session)
+        if isinstance(record, dict):
+            return record
+        aborted = [
+            epoch.epoch
+            for epoch in self.open_epochs()
+            if epoch.state == STARTED
+            and (member := epoch.members.get(record.id)) is not None
+            and member.session == record.session
+        ]
+        self._end_session(record, LOST, command.cause, command.at)
+        for number in aborted:
+            self._end_aborted(
+                self.state.epochs[number],
+                AbortRecord(participant=record.id, phase="lost", cause=command.cause),
+                at=command.at,
+                took_ns=0,
+            )
+        return _yes(participant=record.id, aborted=aborted)
+
+    def _leave(self, command: LeaveCommand) -> Result:
+        record = self._session_of(command.session)
+        if isinstance(record, dict):
+            return record
+        if record.state == JOINING:  # member of nothing yet: nothing to wait for
+            self._end_session(record, LEFT, "", command.at)
+        else:
+            record.state = LEAVING
+            self._membership_changed()
+        return _yes(participant=record.id, state=record.state)
+
+    def _end_session(self, record: ParticipantRecord, state: str, cause: str, at: int) -> None:
+        assert state in (LOST, LEFT)
+        record.state = state
+        record.cause = cause
+        record.ended_at = at
+        for agent in record.agents:
+            self._hosts.pop(agent, None)
+        self._live_count -= 1
+        self._membership_changed()
+        ended = sorted((each.session, each.id) for each in self.state.participants.values() if not each.live)
+        for session, name in ended[: max(0, len(ended) - PARTICIPANTS_ENDED_MAX)]:
+            del self.state.participants[name]
+            del self._by_session[session]
+
+    def _change_topology(self, command: TopologyCommand) -> Result:
+        state = self.state
+        if self._open:
+            return _no("epoch-open", f"epoch {self._open[0]} is open", epoch=self._open[0])
+        if command.version != state.topology.version + 1:
+            return _no("topology-changed", f"the topology has version {state.topology.version}")
+        if not self.topology_is_stale:
+            return _no("topology-unchanged", f"topology {state.topology.version} has all who are wanted")
+        members = self.wanted_members()
+        leavers = [record for record in self.participants() if record.state == LEAVING]
+        for member in members:
+            state.participants[member.id].state = MEMBER
+        state.topology = TopologyRecord(version=command.version, members=members)
+        for record in leavers:
+            self._end_session(record, LEFT, "", command.at)
+        self._membership_changed()
+        return _yes(version=command.version, members=len(members), left=[record.session for record in leavers])
+
+    # --- epochs -----------------------------------------------------------------------------------------------------
+
+    def _start(self, command: StartCommand) -> Result:
+        state = self.state
+        if command.topology != state.topology.version:
+            return _no("topology-changed", f"the topology has version {state.topology.version}")
+        if len(self._open) >= self.policy.max_concurrent:
+            return _no("epoch-open", f"epoch {self._open[0]} is open", epoch=self._open[0])
+        if self.topology_is_stale:
+            return _no("topology-stale", "joins, leaves or losses wait for the next topology")
+        if not state.topology.members:
+            return _no("no-members", "no participant is a member")
+        state.epoch += 1
+        record = EpochRecord(
+            epoch=state.epoch,
+            reason=command.reason,
+            started_at=command.at,
+            deadline_ns=command.deadline_ns,
+            terms=(command.term,),
+            incarnation=state.incarnation,
+            topology=state.topology.version,
+            members={member.id: MemberRecord(session=member.session) for member in state.topology.members},
+            members_count=len(state.topology.members),
+        )
+        assert record.epoch not in state.epochs
+        state.epochs[record.epoch] = record
+        self._open.append(record.epoch)
+        return _yes(epoch=record.epoch, topology=record.topology, members=record.members_count)
+
+    def _report(self, report: Report, command: ReportsCommand) -> Result:
+        """One report; the outcome is one of ``accepted duplicate conflict late foreign unknown``."""
+        outcome = self._judge(report)
+        if outcome == "accepted":
+            record = self.state.epochs[report.epoch]
+            member = record.members[report.participant]
+            member.snapshot = report.snapshot
+            member.state_bytes = report.state_bytes
+            member.new_bytes = report.new_bytes
+            member.in_flight = report.in_flight
+            member.timings = dict(sorted(report.timings.items()))
+            member.waited_ns = report.waited_ns
+            member.reported_at = command.at
+            member.term = command.term
+            record.reported_count += 1
+            record.elapsed_ns = max(record.elapsed_ns, report.waited_ns)
+            record.state_bytes += report.state_bytes
+            record.new_bytes += report.new_bytes
+            record.in_flight += report.in_flight
+        return {"epoch": report.epoch, "participant": report.participant, "outcome": outcome}
+
+    def _judge(self, report: Report) -> str:
+        record = self.state.epochs.get(report.epoch)
+        if record is None:
+            return "late" if report.epoch <= self.state.epoch else "unknown"
+        member = record.members.get(report.participant)
+        if member is None or member.session != report.session or report.incarnation != record.incarnation:
+            return "late" if record.trimmed else "foreign"
+        if member.snapshot == report.snapshot and record.state != ABORTED:
+            return "duplicate"
+        if record.state != STARTED:
+            return "late"
+        return "conflict" if member.snapshot else "accepted"
+
+    def _abort(self, command: AbortCommand) -> Result:
+        record = self.state.epochs.get(command.epoch)
+        if record is None:
+            return self._no_epoch(command.epoch)
+        if record.state in (SEALED, COMMITTED):
+            return _no("sealed", f"epoch {record.epoch} is {record.state}: it cannot be aborted", state=record.state)
+        if record.state == ABORTED:
+            return _no("ended", f"epoch {record.epoch} is aborted already", state=record.state)
+        why = AbortRecord(
+            participant=command.participant,
+            phase=command.phase,
+            cause=command.cause,
+            waiting=command.waiting,
+            waiting_count=max(command.waiting_count, len(command.waiting)),
+        )
+        self._end_aborted(record, why, at=command.at, took_ns=command.took_ns)
+        return _yes(epoch=record.epoch)
+
+    def _seal(self, command: SealCommand) -> Result:
+        record = self.state.epochs.get(command.epoch)
+        if record is None:
+            return self._no_epoch(command.epoch)
+        if record.state in (SEALED, COMMITTED):
+            if record.manifest == command.manifest:
+                return _yes(epoch=record.epoch, outcome="already")
+            return _no("sealed", f"epoch {record.epoch} is sealed with manifest {record.manifest}", state=record.state)
+        if record.state == ABORTED:
+            return _no("ended", f"epoch {record.epoch} is aborted", state=record.state)
+        if not record.complete:
+            missing = record.members_count - record.reported_count
+            return _no("incomplete", f"{missing} of {record.members_count} reports of epoch {record.epoch} are missing")
+        first = self._open[0]
+        if first != record.epoch and self.state.epochs[first].state == STARTED:
+            return _no("earlier-open", f"epoch {first} must end first", epoch=first)
+        # With `first` sealed, started epochs may still stand between it and this one.
+        for number in self._open:
+            if number < record.epoch and self.state.epochs[number].state == STARTED:
+                return _no("earlier-open", f"epoch {number} must end first", epoch=number)
+        if command.previous != self.state.sealed_manifest:
+            return _no("chain-moved", "another epoch was sealed since this manifest was made")
+        record.state = SEALED
+        record.manifest = command.manifest
+        record.previous = command.previous
+        record.sealed_at = command.at
+        record.elapsed_ns = max(record.elapsed_ns, command.took_ns)
+        record.phases = dict(sorted({**record.phases, **command.phases}.items()))
+        self.state.sealed_manifest = command.manifest
+        return _yes(epoch=record.epoch, outcome="sealed")
+
+    def _commit(self, command: CommitCommand) -> Result:
+        record = self.state.epochs.get(command.epoch)
+        if record is None:
+            return self._no_epoch(command.epoch)
+        if record.state not in (SEALED, COMMITTED):
+            return _no("not-sealed", f"epoch {record.epoch} is {record.state}", state=record.state)
+        if record.manifest != command.manifest:
+            return _no("sealed", f"epoch {record.epoch} is sealed with manifest {record.manifest}", state=record.state)
+        if record.state == COMMITTED:
+            return _yes(epoch=record.epoch, outcome="already")
+        if self._open[0] != record.epoch:
+            return _no("earlier-open", f"epoch {self._open[0]} must end first", epoch=self._open[0])
+        assert record.epoch > self.state.committed
+        record.state = COMMITTED
+        record.phases = dict(sorted({**record.phases, **command.phases}.items()))
+        self.state.committed = record.epoch
+        self.state.committed_count += 1
+        self.state.failures = 0
+        self._end(record, at=command.at, took_ns=command.took_ns)
+        return _yes(epoch=record.epoch, outcome="committed")
+
+    def _no_epoch(self, number: int) -> Result:
+        if number <= self.state.epoch:
+            return _no("ended", f"epoch {number} ended long ago")
+        return _no("unknown", f"there is no epoch {number}")
+
+    def _end_aborted(self, record: EpochRecord, why: AbortRecord, *, at: int, took_ns: int) -> None:
+        assert record.state == STARTED
+        record.state = ABORTED
+        record.abort = why
+        self.state.aborted_count += 1
+        if why.phase not in UNCOUNTED_PHASES:
+            self.state.failures += 1
+        self._end(record, at=at, took_ns=took_ns)
+
+    def _end(self, record: EpochRecord, *, at: int, took_ns: int) -> None:
+        assert not record.open
+        record.ended_at = at
+        # The leader's monotonic measure where it has one. Else the wall clocks of two entries, which may have stepped
+        # back between them (D15): no less than what is known to have passed.
+        record.took_ns = took_ns or max(at - record.started_at, record.elapsed_ns, 0)
+        record.elapsed_ns = max(record.elapsed_ns, took_ns)
+        self._open.remove(record.epoch)
+        self.state.ended_through = self._open[0] - 1 if self._open else self.state.epoch
+        self._forget()
+
+    def _forget(self) -> None:
+        """Keep the history within its bounds; the newest committed epoch stays whole."""
+        state = self.state
+        ended = [
+            number for number in sorted(state.epochs) if number != state.committed and not state.epochs[number].open
+        ]
+        for number in ended[: max(0, len(ended) - EPOCH_HISTORY_MAX)]:
+            del state.epochs[number]
+        rows = 0
+        for number in reversed(ended[-EPOCH_HISTORY_MAX:]):
+            record = state.epochs[number]
+            rows += record.members_count
+            if rows > EPOCH_MEMBER_ROWS_MAX and not record.trimmed:
+                record.members = {}
+                record.trimmed = True
+
+
+def parse_result(text: str) -> Result:
+    """The result of `Ledger.apply` as a dictionary."""
+    result = json.loads(text)
+    assert isinstance(result, dict)
+    return result
+
+
+def _result_text(result: Result) -> str:
+    return json.dumps(result, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+
+
+def _decode(text: object) -> Command | Result:
+    """The command, or the error result."""
+    if not isinstance(text, str):
+        return _no("malformed", f"a command is text, not {type(text).__name__}")
+    if len(text) > COMMAND_BYTES_MAX:
+        return _no("malformed", f"command of {len(text)} characters; at most {COMMAND_BYTES_MAX} are taken")
+    if not text.isascii():
+        return _no("malformed", "a command is ASCII")
+    try:
+        command = _commands.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
+        return _refusal(text, error)
+    if command.v != COMMAND_VERSION:
+        return _no("unsupported-version", f"command of version {command.v}; this build applies {COMMAND_VERSION}")
+    return command
+
+
+def _refusal(text: str, error: Exception) -> Result:
+    try:
+        head = _heads.decode(text)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+        return _no("malformed", f"not a command: {error}")
+    if head.v != COMMAND_VERSION:
+        return _no("unsupported-version", f"command of version {head.v}; this build applies {COMMAND_VERSION}")
+    return _no("malformed", f"command {head.kind[:40]!a}: {error}")

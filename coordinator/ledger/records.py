@@ -1,0 +1,185 @@
+"""What the ledger remembers. Plain mutable records; only `coordinator.ledger.ledger` changes them.
+
+Everyone else (leader's machine, API, blame) reads. Dictionaries may stand in another order on another replica that
+came from a snapshot: iterate them sorted.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from coordinator.ledger.commands import WaitingNote
+from coordinator.policy import PolicySettings
+from protocol.messages import Member
+
+LEDGER_FORMAT: Final = 1
+
+# States of a session. `LIVE` ones hold their participant's id and agents against others.
+JOINING: Final = "joining"
+MEMBER: Final = "member"
+LEAVING: Final = "leaving"
+LOST: Final = "lost"
+LEFT: Final = "left"
+LIVE: Final = (JOINING, MEMBER, LEAVING)
+
+# States of an epoch. The first two are open.
+STARTED: Final = "started"
+SEALED: Final = "sealed"
+COMMITTED: Final = "committed"
+ABORTED: Final = "aborted"
+OPEN: Final = (STARTED, SEALED)
+
+
+class ParticipantRecord(msgspec.Struct, kw_only=True):
+    """A participant and its newest session."""
+
+    id: str
+    session: int
+    boot_id: str
+    state: str
+    """`JOINING`, `MEMBER`, `LEAVING`, `LOST` or `LEFT`."""
+    address: str = ""
+    agents: tuple[str, ...] = ()
+    agent_versions: dict[str, int] = {}
+    targets: tuple[str, ...] | None = None
+    build: str = ""
+    registered_at: int = 0
+    """Wall clock, ns."""
+    ended_at: int = 0
+    """Wall clock, ns, of `LOST` or `LEFT`; 0 while live."""
+    cause: str = ""
+    """Why it was lost."""
+
+    @property
+    def live(self) -> bool:
+        """The session holds its id and agents."""
+        return self.state in LIVE
+
+    def member(self) -> Member:
+        """As a member of a topology."""
+        return Member(id=self.id, session=self.session, address=self.address, agents=self.agents, targets=self.targets)
+
+
+class TopologyRecord(msgspec.Struct, kw_only=True):
+    """The current topology."""
+
+    version: int = 0
+    """0: there has been none."""
+    members: tuple[Member, ...] = ()
+    """Sorted by id."""
+
+
+class MemberRecord(msgspec.Struct, kw_only=True):
+    """A member's part in one epoch."""
+
+    session: int
+    snapshot: str = ""
+    """Digest of the local-snapshot object; "" until the report is in."""
+    state_bytes: int = 0
+    new_bytes: int = 0
+    in_flight: int = 0
+    timings: dict[str, int] = {}
+    waited_ns: int = 0
+    """From the start of the epoch to the report."""
+    reported_at: int = 0
+    """Wall clock, ns."""
+    term: int = 0
+    """Of the leader that took the report."""
+
+
+class AbortRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """Why an epoch was aborted."""
+
+    participant: str
+    phase: str
+    cause: str
+    waiting: tuple[WaitingNote, ...] = ()
+    waiting_count: int = 0
+
+
+class EpochRecord(msgspec.Struct, kw_only=True):
+    """One epoch, open or ended."""
+
+    epoch: int
+    state: str = STARTED
+    reason: str = ""
+    started_at: int
+    """Wall clock of the leader that started it, ns; part of the manifest."""
+    deadline_ns: int
+    terms: tuple[int, ...]
+    """Of the leaders that worked on it, in order."""
+    incarnation: int
+    topology: int
+    members: dict[str, MemberRecord] = {}
+    """Fixed at the start (I7). Emptied for old epochs of large clusters (`trimmed`)."""
+    members_count: int = 0
+    reported_count: int = 0
+    trimmed: bool = False
+    elapsed_ns: int = 0
+    """Monotonic time that is known to have passed since the start; a later leader goes on from it."""
+    previous: str = ""
+    """From `SEALED` on: manifest of the epoch sealed before."""
+    manifest: str = ""
+    """From `SEALED` on: digest of the manifest."""
+    sealed_at: int = 0
+    ended_at: int = 0
+    took_ns: int = 0
+    """Start to end, never negative."""
+    state_bytes: int = 0
+    new_bytes: int = 0
+    in_flight: int = 0
+    phases: dict[str, int] = {}
+    """The leader's own phases -> ns: ``collect``, ``assemble``, ``seal``, ``manifest``."""
+    abort: AbortRecord | None = None
+
+    @property
+    def open(self) -> bool:
+        """Neither committed nor aborted."""
+        return self.state in OPEN
+
+    @property
+    def complete(self) -> bool:
+        """All reports are in."""
+        return self.reported_count == self.members_count
+
+
+class ClientRecord(msgspec.Struct, kw_only=True):
+    """What is remembered of a client's commands."""
+
+    floor: int = 0
+    """Numbers up to here are answered or forgotten."""
+    results: dict[int, str] = {}
+    """Number -> result, above the floor."""
+
+
+class LedgerState(msgspec.Struct, kw_only=True):
+    """All of it. One entry of the log changes it from one consistent value to the next."""
+
+    format: int = LEDGER_FORMAT
+    cluster: str
+    term: int = 0
+    """Of the newest `LeadCommand`."""
+    leader: str = ""
+    incarnation: int = 1
+    session: int = 0
+    """Newest session given out."""
+    policy: PolicySettings | None = None
+    """None: nobody configured one yet."""
+    failures: int = 0
+    """Epochs aborted in a row for a reason that counts (`coordinator.policy`)."""
+    participants: dict[str, ParticipantRecord] = {}
+    topology: TopologyRecord = msgspec.field(default_factory=TopologyRecord)
+    epoch: int = 0
+    """Newest epoch started; numbers only grow (I10)."""
+    ended_through: int = 0
+    """Every epoch up to this number has ended."""
+    committed: int = 0
+    """Newest committed epoch."""
+    committed_count: int = 0
+    aborted_count: int = 0
+    sealed_manifest: str = ""
+    """Manifest of the newest sealed epoch: the head of the chain."""
+    epochs: dict[int, EpochRecord] = {}
+    """Open ones and the history."""
