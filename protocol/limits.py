@@ -34,6 +34,8 @@ SEND_BUFFER_BYTES: Final = 16 * MIB
 fills it; frames beyond it are dropped and sent again later."""
 HANDSHAKES_MAX: Final = 256
 """Connections that have not proved yet who they are, at one participant: each may hold one small message."""
+CONTROL_WAITING_MAX: Final = 1_024
+"""Control messages that wait to be sent on one connection: heartbeats and reports make a handful a second."""
 PARKED_FRAMES_BYTES_MAX: Final = 4 * MIB
 """Frames of an incarnation or session that the sender already knows of and we do not yet; more are dropped and sent again."""
 RECORDING_BYTES_MAX: Final = 256 * MIB
@@ -78,6 +80,21 @@ CAPTURE_SLICE_NS: Final = 500_000
 """Background encoding yields to the event loop after this long."""
 TURN_SLICE_NS: Final = 2_000_000
 """Turns run back to back for this long before sockets are served again."""
+
+RAFT_FRAME_BYTES_MAX: Final = 2 * MIB
+"""One frame between coordinators: a batch of entries is 1 MiB and one command at most, a snapshot piece 256 KiB."""
+RAFT_HELLO_BYTES_MAX: Final = 1 * KIB
+"""The first frame of a connection, before the peer is known."""
+RAFT_SEND_BYTES_MAX: Final = 64 * MIB
+"""Unsent bytes to one coordinator; past it its connection is dropped and it catches up later."""
+RAFT_UNKNOWN_CONNECTIONS_MAX: Final = 32
+"""Connections that have not yet said who they are; more are closed at once."""
+RAFT_SNAPSHOT_BYTES_MAX: Final = 512 * MIB
+"""A snapshot received from the leader is kept in memory until it verifies."""
+RAFT_SUBMITTED_MAX: Final = 10_000
+"""Commands submitted and not yet answered; more are refused."""
+RAFT_JOURNAL_REWRITE_BYTES_MIN: Final = 16 * MIB
+"""Below this size a journal is never rewritten just to get rid of cut-off entries and old terms."""
 
 SECRET_BYTES_MIN: Final = 32
 LEASE_NS: Final = 3_000_000_000
