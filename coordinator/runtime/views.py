@@ -1,0 +1,213 @@
+"""JSON documents of the API, made from the ledger and from what this process knows besides.
+
+Pure functions over one replica's state. What is not replicated (heartbeats, the phase that a participant is in, which
+coordinators are up) is known to the leader alone; a follower's document has null there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from coordinator.ledger import EpochRecord, Ledger, MemberRecord, ParticipantRecord
+
+NS_PER_MS = 1_000_000
+
+
+class LiveView(Protocol):
+    """What only the leader knows."""
+
+    def heartbeat_age_ms(self, session: int) -> int | None:
+        """Since the session was last heard; None: not known here."""
+        ...
+
+    def phase_of(self, epoch: int, participant: str) -> str | None:
+        """Last phase that a participant told of an open epoch; None: not known here."""
+        ...
+
+    def elapsed_ms(self, epoch: int) -> int | None:
+        """Monotonic time since an open epoch started; None: not known here."""
+        ...
+
+    def connected(self, session: int) -> bool:
+        """Whether the session has a control connection here."""
+        ...
+
+
+def milliseconds(ns: int) -> int:
+    """Nanoseconds as whole milliseconds."""
+    return ns // NS_PER_MS
+
+
+def epoch_short(record: EpochRecord, live: LiveView | None = None) -> dict[str, Any]:
+    """One row of the list of epochs."""
+    duration: int | None = milliseconds(record.took_ns) if not record.open else None
+    if record.open and live is not None:
+        duration = live.elapsed_ms(record.epoch)
+    return {
+        "epoch": record.epoch,
+        "state": record.state,
+        "reason": record.reason,
+        "started_at_ms": milliseconds(record.started_at),
+        "ended_at_ms": milliseconds(record.ended_at) if record.ended_at else None,
+        "duration_ms": duration,
+        "term": record.terms[-1],
+        "terms": list(record.terms),
+        "incarnation": record.incarnation,
+        "topology": record.topology,
+        "members_count": record.members_count,
+        "reported_count": record.reported_count,
+        "state_bytes": record.state_bytes,
+        "new_bytes": record.new_bytes,
+        "in_flight": record.in_flight,
+        "manifest": record.manifest or None,
+        "abort": _abort(record),
+    }
+
+
+def epoch_full(record: EpochRecord, live: LiveView | None = None) -> dict[str, Any]:
+    """All that is known of one epoch."""
+    return {
+        **epoch_short(record, live),
+        "deadline_ms": milliseconds(record.deadline_ns),
+        "sealed_at_ms": milliseconds(record.sealed_at) if record.sealed_at else None,
+        "previous": record.previous or None,
+        "trimmed": record.trimmed,
+        "phases": {name: round(ns / NS_PER_MS, 3) for name, ns in sorted(record.phases.items())},
+        "members": {name: _member(record, name, member, live) for name, member in sorted(record.members.items())},
+    }
+
+
+def _member(record: EpochRecord, name: str, member: MemberRecord, live: LiveView | None) -> dict[str, Any]:
+    reported = bool(member.snapshot)
+    phase = "reported" if reported else None
+    if not reported and live is not None:
+        phase = live.phase_of(record.epoch, name)
+    return {
+        "session": member.session,
+        "phase": phase or "ordered",
+        "reported_ms": milliseconds(member.waited_ns) if reported else None,
+        "snapshot": member.snapshot or None,
+        "state_bytes": member.state_bytes,
+        "new_bytes": member.new_bytes,
+        "in_flight": member.in_flight,
+        "timings": {phase: round(ns / NS_PER_MS, 3) for phase, ns in sorted(member.timings.items())},
+    }
+
+
+def _abort(record: EpochRecord) -> dict[str, Any] | None:
+    why = record.abort
+    if why is None:
+        return None
+    return {
+        "participant": why.participant or None,
+        "phase": why.phase,
+        "cause": why.cause,
+        "waiting": [
+            {
+                "participant": note.participant,
+                "phase": note.phase,
+                "waited_ms": milliseconds(note.waited_ns),
+                "open_channels": list(note.open_channels),
+                "open_count": note.open_count,
+            }
+            for note in why.waiting
+        ],
+        "waiting_count": why.waiting_count,
+    }
+
+
+def epochs(ledger: Ledger, live: LiveView | None, *, limit: int, before: int) -> dict[str, Any]:
+    """Newest first; `before` 0: from the newest."""
+    numbers = sorted((n for n in ledger.state.epochs if before == 0 or n < before), reverse=True)
+    rows = [epoch_short(ledger.state.epochs[number], live) for number in numbers[:limit]]
+    return {"epochs": rows, "more": len(numbers) > limit}
+
+
+def participant(record: ParticipantRecord, live: LiveView | None) -> dict[str, Any]:
+    """One participant."""
+    known = live is not None and record.live
+    return {
+        "id": record.id,
+        "session": record.session,
+        "state": record.state,
+        "up": live.connected(record.session) if live is not None and known else None,
+        "address": record.address,
+        "agents": list(record.agents),
+        "agent_versions": dict(sorted(record.agent_versions.items())),
+        "targets": None if record.targets is None else list(record.targets),
+        "build": record.build,
+        "heartbeat_age_ms": live.heartbeat_age_ms(record.session) if live is not None and known else None,
+        "joined_at": milliseconds(record.registered_at),
+        "ended_at": milliseconds(record.ended_at) if record.ended_at else None,
+        "cause": record.cause or None,
+    }
+
+
+def participants(ledger: Ledger, live: LiveView | None) -> dict[str, Any]:
+    """All that are remembered, by id."""
+    return {"participants": [participant(record, live) for record in ledger.participants()]}
+
+
+def topology(ledger: Ledger) -> dict[str, Any]:
+    """The current topology."""
+    from protocol.topology import Topology
+
+    from protocol.ids import TopologyVersion
+
+    record = ledger.state.topology
+    built = Topology(TopologyVersion(record.version), record.members)
+    return {
+        "version": record.version,
+        "members": [
+            {
+                "id": member.id,
+                "session": member.session,
+                "address": member.address,
+                "agents": list(member.agents),
+                "targets": None if member.targets is None else list(member.targets),
+            }
+            for member in record.members
+        ],
+        "channels": [[channel.source, channel.target] for channel in built.channels()],
+        "stale": ledger.topology_is_stale,
+    }
+
+
+def counts(ledger: Ledger) -> dict[str, Any]:
+    """Epochs in numbers."""
+    state = ledger.state
+    return {
+        "newest": state.epoch,
+        "newest_committed": state.committed,
+        "committed": state.committed_count,
+        "aborted": state.aborted_count,
+        "failures_in_a_row": state.failures,
+        "open": [record.epoch for record in ledger.open_epochs()],
+    }
+
+
+def status(
+    ledger: Ledger, live: LiveView | None, *, coordinators: list[Mapping[str, Any]], leader: str | None, version: str
+) -> dict[str, Any]:
+    """The whole cluster at a glance."""
+    from coordinator.policy import is_struggling
+
+    state = ledger.state
+    known = [record for record in ledger.participants() if record.live]
+    up = len(known) if live is None else sum(live.connected(record.session) for record in known)
+    return {
+        "cluster": state.cluster,
+        "term": state.term,
+        "leader": leader,
+        "coordinators": coordinators,
+        "incarnation": state.incarnation,
+        "topology": state.topology.version,
+        "epochs": counts(ledger),
+        "participants": {"count": len(known), "up": up, "members": len(state.topology.members)},
+        "policy": ledger.policy.document(),
+        "struggling": is_struggling(ledger.policy, state.failures),
+        "version": version,
+    }
