@@ -61,13 +61,13 @@ class Topology:
         for member in sorted(self.members, key=_member_id):
             participant = ParticipantId(member.id)
             if participant in by_id:
-                raise ConfigError("topology", f"two members are called {ascii(member.id)}")
+                raise ConfigError("topology", f"two members are called {member.id!a}")
             check_targets(member.id, member.targets)
             by_id[participant] = member
             for agent in member.agents:
                 host = hosts.setdefault(AgentId(agent), participant)
                 if host != participant:
-                    raise ConfigError("topology", f"agent {ascii(agent)} is hosted by {host} and by {participant}")
+                    raise ConfigError("topology", f"agent {agent!a} is hosted by {host} and by {participant}")
         targets = {
             participant: None if member.targets is None else frozenset(t for t in member.targets if t in by_id)
             for participant, member in by_id.items()
