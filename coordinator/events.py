@@ -1,0 +1,263 @@
+"""What enters the leader's machine and what it orders.
+
+The driver (asyncio in production, the simulator, a test) feeds one event at a time into `Leader.step` and carries out
+the effects from left to right. No effect waits for another.
+
+What the driver owes the machine:
+
+* every entry applied by this replica's ledger is a `CommandApplied`, own or not, before the next event;
+* `CommandRefused` only if the attempt certainly did not get into the log; anything unclear is `CommandAmbiguous`. The
+  machine proposes again with the same id, which the ledger applies once;
+* `AssembleCut` and `StoreManifest` are each answered by exactly one of their events, also after a failure;
+* one `TimerFired` at or after the newest `SetTimer`; earlier is harmless;
+* a connection number is never used again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from coordinator.assembler import AssemblyRequest
+    from coordinator.ledger import Command, CommandId, Result
+    from coordinator.policy import PolicySettings
+    from protocol.ids import Instant
+    from protocol.messages import ToCoordinator, ToParticipant
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BecameLeader:
+    """The group made this coordinator its leader, and its ledger has caught up with the terms before."""
+
+    term: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostLeadership:
+    """Another coordinator leads, or nobody does."""
+
+    leader: str = ""
+    """Where participants find the leader, ``http://host:port``; "" if not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaderKnown:
+    """Where participants find the leader; for a machine that does not lead."""
+
+    leader: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandApplied:
+    """This replica's ledger applied an entry."""
+
+    id: CommandId
+    result: Result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRefused:
+    """A proposal certainly did not get into the log."""
+
+    id: CommandId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandAmbiguous:
+    """Whether a proposal got into the log is unknown."""
+
+    id: CommandId
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParticipantConnected:
+    """A control connection with a participant's token is open."""
+
+    connection: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageArrived:
+    """A message on a control connection."""
+
+    connection: int
+    message: ToCoordinator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disconnected:
+    """A control connection is gone, whoever closed it."""
+
+    connection: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutAssembled:
+    """The cut of an epoch passed the check; answer to `AssembleCut`."""
+
+    epoch: int
+    previous: str
+    """As in the request."""
+    manifest: bytes
+    digest: str
+    took_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRefused:
+    """The cut breaks P1, or an object is not what it must be; answer to `AssembleCut`. Final."""
+
+    epoch: int
+    participant: str
+    """Whose object shows it."""
+    cause: str
+    """Names the first violation: channel, counts, message."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotsUnreadable:
+    """The store did not give an object; answer to `AssembleCut`. Another attempt may succeed."""
+
+    epoch: int
+    participant: str
+    cause: str
+    """With errno and key."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestStored:
+    """These bytes are durable under the epoch's key; answer to `StoreManifest`."""
+
+    epoch: int
+    digest: str
+    took_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFailed:
+    """The manifest could not be stored; answer to `StoreManifest`."""
+
+    epoch: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimerFired:
+    """The instant of the newest `SetTimer` has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTriggered:
+    """Somebody asks for an epoch; answered by `Answer`."""
+
+    request: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortRequested:
+    """An operator wants an epoch to end; answered by `Answer`."""
+
+    request: str
+    epoch: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChanged:
+    """An operator wants another policy; answered by `Answer`."""
+
+    request: str
+    policy: PolicySettings
+
+
+Event: TypeAlias = (
+    BecameLeader
+    | LostLeadership
+    | LeaderKnown
+    | CommandApplied
+    | CommandRefused
+    | CommandAmbiguous
+    | ParticipantConnected
+    | MessageArrived
+    | Disconnected
+    | CutAssembled
+    | CutRefused
+    | SnapshotsUnreadable
+    | ManifestStored
+    | ManifestFailed
+    | TimerFired
+    | EpochTriggered
+    | AbortRequested
+    | PolicyChanged
+)
+
+# --- effects --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Propose:
+    """Put a command into the log: `encode_command(command, at=wall clock)`, then submit."""
+
+    command: Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Send:
+    """Send a message; dropped if the connection is gone."""
+
+    connection: int
+    message: ToParticipant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CloseConnection:
+    """Close after what was sent before is out."""
+
+    connection: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssembleCut:
+    """Read the objects that the request names and give them to `assemble`, away from the loop."""
+
+    epoch: int
+    request: AssemblyRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreManifest:
+    """Create the manifest's object; the same bytes there already are a success."""
+
+    epoch: int
+    manifest: bytes
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetTimer:
+    """Send `TimerFired` at this instant; replaces the timer before."""
+
+    at: Instant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """Answer to a request: a result as the ledger gives them.
+
+    Codes beside the ledger's: ``not-leader``, ``not-ready`` (sentence says who is waited for), ``too-soon`` (minimum
+    pause), ``busy``, ``unknown-outcome`` (leadership was lost on the way: look before asking again).
+    """
+
+    request: str
+    result: Result
+
+
+Effect: TypeAlias = Propose | Send | CloseConnection | AssembleCut | StoreManifest | SetTimer | Answer
