@@ -56,6 +56,7 @@ CLOSE_TOO_SLOW: Final = 4005
 CLOSE_REFUSED: Final = 4006
 CLOSE_FLOOD: Final = 4007
 CLOSE_IDLE: Final = 4008
+CLOSE_ORDERED: Final = 4009
 CLOSE_ENDING: Final = 1001
 """The coordinator ends; WebSocket's own code for going away."""
 
@@ -128,19 +129,15 @@ class Connection:
 class HubSink(Protocol):
     """Where the hub puts what happened; called on the service's loop, must not block."""
 
-    def not_leading(self) -> RegisterRefused | None:
-        """The answer to every `Register` while this coordinator does not lead; None: it leads."""
+    def connection_opened(self, connection: int) -> None:
+        """A peer with a participant's token is there."""
         ...
 
-    def register_received(self, connection: int, message: Register) -> None:
-        """A participant introduces itself."""
+    def message_arrived(self, connection: int, message: ToCoordinator) -> None:
+        """A `Register`, or a message with the connection's own session."""
         ...
 
-    def control_received(self, connection: int, participant: str, message: ToCoordinator) -> None:
-        """A message of a bound connection, with the connection's own session."""
-        ...
-
-    def connection_lost(self, connection: int, participant: str, session: int) -> None:
+    def connection_lost(self, connection: int, reason: str) -> None:
         """The connection is gone; not the session, which may come back on a new one."""
         ...
 
@@ -164,6 +161,7 @@ class ParticipantHub:
             "too_slow": 0,
             "full": 0,
             "not_leader": 0,
+            "refused": 0,
         }
         """Connections and what ended them, since the start."""
 
@@ -183,6 +181,7 @@ class ParticipantHub:
                 self._by_session[session] = found
                 found.put(encode_control(message))
             case RegisterRefused(code=code):
+                self.counts["not_leader" if code == "not-leader" else "refused"] += 1
                 found.put(encode_control(message))
                 found.close(CLOSE_NOT_LEADER if code == "not-leader" else CLOSE_REFUSED, code)
             case _:
@@ -248,13 +247,14 @@ class ParticipantHub:
         connection = Connection(self._numbers, self._clock())
         self._connections[connection.id] = connection
         self.counts["opened"] += 1
+        self._sink.connection_opened(connection.id)
         writer = asyncio.create_task(self._write(socket, connection))
         try:
             await self._read(socket, connection)
         finally:
             # Reading has ended: the peer closed, broke a rule, or we closed. What is queued leaves first.
-            connection.close(1000, "")
             self._forget(connection)
+            connection.close(1000, "")
             try:
                 async with asyncio.timeout(WRITE_SECONDS_MAX):
                     await writer
@@ -266,8 +266,7 @@ class ParticipantHub:
         del self._connections[connection.id]
         if self._by_session.get(connection.session) is connection:
             del self._by_session[connection.session]
-        if connection.participant:
-            self._sink.connection_lost(connection.id, connection.participant, connection.session)
+        self._sink.connection_lost(connection.id, (connection.closing or (0, ""))[1] or "closed by the peer")
 
     async def _write(self, socket: web.WebSocketResponse, connection: Connection) -> None:
         try:
@@ -328,19 +327,14 @@ class ParticipantHub:
             return self._foreign(connection, message.session)
         if message.session != connection.session:
             return self._foreign(connection, message.session)
-        self._sink.control_received(connection.id, connection.participant, message)
+        self._sink.message_arrived(connection.id, message)
         return connection.closing is None
 
     def _take_register(self, connection: Connection, message: Register) -> bool:
         if connection.participant:
             return self._malformed(connection, "registered twice on one connection")
         connection.participant = message.participant or "?"
-        refusal = self._sink.not_leading()
-        if refusal is not None:
-            self.counts["not_leader"] += 1
-            self.send(connection.id, refusal)
-            return False
-        self._sink.register_received(connection.id, message)
+        self._sink.message_arrived(connection.id, message)
         return connection.closing is None
 
     def _malformed(self, connection: Connection, problem: str) -> bool:

@@ -36,24 +36,24 @@ class Sink:
         self.refusal: RegisterRefused | None = None
         self.session = 0
         self.received = []
-        self.lost: asyncio.Queue[tuple[int, str, int]] = asyncio.Queue()
-        self.answer_registrations = True
+        self.opened = []
+        self.lost: asyncio.Queue[tuple[int, str]] = asyncio.Queue()
 
-    def not_leading(self):
-        return self.refusal
+    def connection_opened(self, connection):
+        self.opened.append(connection)
 
-    def register_received(self, connection, message):
-        if self.answer_registrations:
+    def message_arrived(self, connection, message):
+        if not isinstance(message, Register):
+            self.received.append((connection, message))
+        elif self.refusal is not None:
+            self.hub.send(connection, self.refusal)
+        else:
             session = message.session or self.session + 1
             self.session = max(self.session, session)
-            answer = Registered(term=1, session=session, incarnation=1, lease_ns=3)
-            self.hub.send(connection, answer)
+            self.hub.send(connection, Registered(term=1, session=session, incarnation=1, lease_ns=3))
 
-    def control_received(self, connection, participant, message):
-        self.received.append((participant, message))
-
-    def connection_lost(self, connection, participant, session):
-        self.lost.put_nowait((connection, participant, session))
+    def connection_lost(self, connection, reason):
+        self.lost.put_nowait((connection, reason))
 
 
 @asynccontextmanager
@@ -112,8 +112,8 @@ async def test_a_registered_participant_exchanges_messages_of_its_own_session():
         order = decode_to_participant((await socket.receive(5)).data)
         assert isinstance(order, AbortEpoch)
         await socket.close()
-        assert await asyncio.wait_for(sink.lost.get(), 5) == (1, "p1", answer.session)
-        assert sink.received == [("p1", Heartbeat(session=answer.session))]
+        assert await asyncio.wait_for(sink.lost.get(), 5) == (1, "closed by the peer")
+        assert sink.received == [(1, Heartbeat(session=answer.session))]
         assert not hub.send_to_session(answer.session, AbortEpoch(term=1, session=1, epoch=4, reason="x"))
 
 
@@ -183,7 +183,7 @@ async def test_a_session_that_comes_back_takes_over_from_its_older_connection():
         assert decode_to_participant((await newer.receive(5)).data).session == session
         assert (await close_code(older))[0] == connections.CLOSE_REPLACED
         lost = await asyncio.wait_for(sink.lost.get(), 5)
-        assert lost == (1, "p1", session)
+        assert lost == (1, "the session goes on on a newer connection")
         assert hub.connected(session)
 
 
@@ -239,7 +239,7 @@ async def test_a_peer_that_takes_no_orders_is_dropped_before_they_fill_memory(mo
             sent += 1
         # Nothing ran between the sends: the queue hit its bound and the connection is closing.
         assert (await close_code(socket))[0] == connections.CLOSE_TOO_SLOW
-        assert await asyncio.wait_for(sink.lost.get(), 5) == (1, "p1", session)
+        assert await asyncio.wait_for(sink.lost.get(), 5) == (1, "orders are not taken fast enough")
 
 
 @pytest.mark.parametrize("role", ["viewer", "operator"])
