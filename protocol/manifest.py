@@ -9,22 +9,37 @@ Layout of the store (DESIGN.md section 7); keys are relative to ``<root>/<cluste
     packs/<aa>/<hex>            pack id = BLAKE3 of the pack; aa = first two hex digits
     snapshots/<hex>             local-snapshot object, by digest of its bytes
     epochs/<20 digits>.json     manifest
+
+Their bytes, signature and the checks of their form are in `protocol.documents`.
 """
 
 from __future__ import annotations
+
+from typing import Annotated, TypeAlias
 
 import msgspec
 
 FORMAT_VERSION = 1
 
+_NAME = "[a-z0-9][a-z0-9._-]{0,62}"
+# `\Z`, not `$`, which would let a line break follow.
+Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")]
+AgentName: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}/{_NAME}\Z")]
+DigestText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\Ab3:[0-9a-f]{64}\Z")]
+MaybeDigest: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(b3:[0-9a-f]{64})?\Z")]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Number: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
+Shape: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(value|keyed|whole)\Z")]
+
 
 class ChunkRef(msgspec.Struct, frozen=True, array_like=True):
     """Where one chunk lies: digest of its uncompressed bytes, and the pack that holds it."""
 
-    digest: str
-    pack: str
+    digest: DigestText
+    pack: DigestText
     """Digest of the pack object."""
-    bytes: int
+    bytes: Count
     """Uncompressed size."""
 
 
@@ -36,28 +51,28 @@ class FieldRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``[[key, encoded value], ...]`` sorted by encoded key.
     """
 
-    name: str
-    shape: str
+    name: Text
+    shape: Shape
     """``value``, ``keyed`` or ``whole``."""
-    serializer: str = "msgpack"
+    serializer: Text = "msgpack"
     segments: tuple[tuple[ChunkRef, ...], ...] = ()
 
 
 class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One agent at the cut."""
 
-    id: str
-    state_version: int = 1
+    id: AgentName
+    state_version: Count = 1
     fields: tuple[FieldRef, ...] = ()
     mailbox: tuple[ChunkRef, ...] = ()
     """Chunks that joined are one msgpack array of encoded `Envelope`s, next to handle first; the message of a running
     turn is the first."""
-    mailbox_count: int = 0
+    mailbox_count: Count = 0
     running: bool = False
     """A turn was running: its message is the first of the mailbox and will be handled again from its start."""
     timers: tuple[ChunkRef, ...] = ()
     """msgpack array of ``[fire in ns after the cut, encoded Envelope]``."""
-    timers_count: int = 0
+    timers_count: Count = 0
     dead: bool = False
     """Stopped by its failure policy."""
 
@@ -65,10 +80,10 @@ class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 class OutgoingCut(msgspec.Struct, frozen=True, kw_only=True):
     """One outgoing channel at the cut."""
 
-    target: str
-    sent: int
+    target: Name
+    sent: Count
     """Sequence number of the last item before the marker (the marker's number minus one)."""
-    digest: str
+    digest: DigestText
     """Running digest over the encoded items 1..sent of this channel."""
     ended: bool = False
     """The channel had ended in order before the cut."""
@@ -77,17 +92,17 @@ class OutgoingCut(msgspec.Struct, frozen=True, kw_only=True):
 class IncomingCut(msgspec.Struct, frozen=True, kw_only=True):
     """One incoming channel: position at the cut and the channel state."""
 
-    source: str
-    received: int
+    source: Name
+    received: Count
     """Sequence number of the last item received before the local state was recorded."""
-    closed_at: int
+    closed_at: Count
     """Sequence number of the last item before the marker that closed the channel."""
-    digest: str
+    digest: DigestText
     """Running digest over the items 1..closed_at, continued from the cut over the *recorded* bytes: equal to the
     sender's only if what was recorded is what was sent."""
-    items: int
+    items: Count
     """Recorded items, other epochs' markers included: closed_at - received."""
-    messages: int
+    messages: Count
     """Recorded messages among them."""
     chunks: tuple[ChunkRef, ...] = ()
     """Chunks that joined are the recorded items' encoded bytes, in order (protocol.items)."""
@@ -97,68 +112,68 @@ class LocalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A participant's part of an epoch: the object that its report names by digest."""
 
     format: int = FORMAT_VERSION
-    cluster: str
-    participant: str
-    incarnation: int
-    session: int
-    epoch: int
-    topology: int
+    cluster: Name
+    participant: Name
+    incarnation: Number
+    session: Number
+    epoch: Number
+    topology: Number
     agents: tuple[AgentSnapshot, ...]
     unrouted: tuple[ChunkRef, ...] = ()
     """msgpack array of encoded Envelopes sent to agents that nobody hosted yet."""
-    unrouted_count: int = 0
+    unrouted_count: Count = 0
     outgoing: tuple[OutgoingCut, ...]
     """Sorted by target."""
     incoming: tuple[IncomingCut, ...]
     """Sorted by source."""
-    state_bytes: int = 0
-    build: str = ""
+    state_bytes: Count = 0
+    build: Text = ""
 
 
 class ManifestMember(msgspec.Struct, frozen=True, kw_only=True):
     """One member in a manifest."""
 
-    participant: str
-    session: int
-    snapshot: str
+    participant: Name
+    session: Number
+    snapshot: DigestText
     """Digest of its `LocalSnapshot` object."""
-    agents: tuple[str, ...]
+    agents: tuple[AgentName, ...]
     """Placement."""
 
 
 class ManifestChannel(msgspec.Struct, frozen=True, kw_only=True):
     """One row of the channel table: P1 can be checked from it and the objects."""
 
-    source: str
-    target: str
-    sent: int
-    received: int
-    recorded: int
-    messages: int
-    digest: str
+    source: Name
+    target: Name
+    sent: Count
+    received: Count
+    recorded: Count
+    messages: Count
+    digest: DigestText
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The immutable document of a committed epoch."""
 
     format: int = FORMAT_VERSION
-    cluster: str
-    epoch: int
-    incarnation: int
-    topology: int
-    started_at: int
+    cluster: Name
+    epoch: Number
+    incarnation: Number
+    topology: Number
+    started_at: Count
     """Wall clock of the leader that started it, ns since 1970: for people, never for decisions."""
-    policy: str = ""
+    policy: Text = ""
     """Why it was started: ``periodic``, ``manual``, ``requested: ...``."""
-    previous: str = ""
+    previous: MaybeDigest = ""
     """Digest of the manifest of the last committed epoch: a chain (RELIABILITY.md T6)."""
     members: tuple[ManifestMember, ...]
     """Sorted by participant."""
     channels: tuple[ManifestChannel, ...]
     """Sorted by source, target."""
-    packs: tuple[str, ...]
+    packs: tuple[DigestText, ...]
     """Every pack that any member's snapshot names, sorted."""
-    merkle_root: str
+    merkle_root: DigestText
     """Root over the members' snapshot digests and the channel rows, in their order."""
-    signature: str = ""
-    """HMAC over the canonical bytes with this field empty."""
+    signature: Text = ""
+    """Keyed BLAKE3 over the canonical bytes with this field empty (`ClusterKeys.sign_manifest`)."""
