@@ -15,7 +15,8 @@ One per participant and incarnation. Rules, each for every epoch by itself (DESI
 Numbers. An item's number is its place in its channel's stream. A marker numbered ``n`` closes its channel at ``n - 1``,
 and what is recorded is then exactly ``received + 1 .. closed_at``, whatever kinds of item these are: the markers of other
 epochs are among them, so that the range has no gaps and its bytes continue the stream's digest. The machine holds the
-driver to that: a gap is the driver's bug (`LocalProtocolError`), never a silent loss.
+driver to that: a gap is the driver's bug (`LocalProtocolError`), never a silent loss. A marker that comes again by its own
+number changes nothing; one that a peer put twice is an item like any other to the other epochs.
 
 The driver feeds each marker, end and (while `recording`) run of messages *before* it advances the channel past them, in
 the order of the stream, and carries out `RecordState` before it delivers anything else. What is recorded is still
@@ -238,12 +239,14 @@ class _Recording:
 class _Part:
     """One open epoch. Invariant: `open` is not empty between two steps."""
 
-    __slots__ = ("bytes", "epoch", "incoming", "open")
+    __slots__ = ("bytes", "closed", "epoch", "incoming", "open")
 
     def __init__(self, epoch: Epoch, incoming: tuple[ChannelId, ...]) -> None:
         self.epoch = epoch
         self.incoming = incoming
         self.open: dict[ChannelId, _Recording] = {}
+        self.closed: dict[ChannelId, int] = {}
+        """Closed channels -> number of the last item before the marker or end."""
         self.bytes = 0
 
 
@@ -390,13 +393,20 @@ class SnapshotMachine:
             raise RemoteProtocolError(
                 f"marker of epoch {epoch} on {channel}, which does not lead to {self.participant}"
             )
-        self._check_next(recordings, number)
+        self._check_next(recordings, number, repeats=True)
 
         self._counts["markers_received"] += 1
         self._newest = max(self._newest, epoch)
+        if part is not None and part.closed.get(channel) == number - 1:
+            self._counts["markers_repeated"] += 1
+            return ()
         effects = self._make_room(epoch) if is_new else []
         # Other epochs record this marker like any item: their range of numbers has no gaps.
-        others = [other for other in self._recordings.get(channel, ()) if other.part.epoch != epoch]
+        others = [
+            other
+            for other in self._recordings.get(channel, ())
+            if other.part.epoch != epoch and other.next in (0, number)
+        ]
         if others:
             effects += self._record(others, number, (encode_marker_item(epoch),))
         if self._is_new(epoch):
@@ -494,14 +504,12 @@ class SnapshotMachine:
             effects.append(SendMarkers(epoch=epoch, channels=marked))
         part = self._parts[epoch] = _Part(epoch, incoming)
         for channel in incoming:
-            if channel == first:
-                last = closed_at
-            elif channel in self._ended:
-                last = self._ended[channel]
-            else:
+            last = closed_at if channel == first else self._ended.get(channel)
+            if last is None:
                 recording = part.open[channel] = _Recording(part, channel)
                 self._recordings.setdefault(channel, []).append(recording)
                 continue
+            part.closed[channel] = last
             effects.append(ChannelClosed(epoch=epoch, channel=channel, received=last, closed_at=last, items=()))
         return effects + self._complete_if_closed(part)
 
@@ -536,6 +544,7 @@ class SnapshotMachine:
         if recording is None:
             return []
         self._forget(recording)
+        part.closed[channel] = closed_at
         closed = ChannelClosed(
             epoch=part.epoch,
             channel=channel,
@@ -599,11 +608,12 @@ class SnapshotMachine:
     # --- checks that come before any change -------------------------------------------------------------------------
 
     @staticmethod
-    def _check_next(recordings: Sequence[_Recording], number: int) -> None:
+    def _check_next(recordings: Sequence[_Recording], number: int, *, repeats: bool = False) -> None:
+        """Refuse a gap, and unless `repeats` also a number that was recorded already."""
         if number < 1:
             raise LocalProtocolError(f"{number} is not a sequence number")
         for recording in recordings:
-            if recording.next not in (0, number):
+            if recording.next not in (0, number) and not (repeats and number < recording.next):
                 raise LocalProtocolError(
                     f"epoch {recording.part.epoch} records {recording.channel}: item {number} came, {recording.next} is next"
                 )
