@@ -101,3 +101,20 @@ LEASE_NS: Final = 3_000_000_000
 """A participant whose control connection is silent this long is lost."""
 HEARTBEAT_NS: Final = 500_000_000
 EPOCH_DEADLINE_NS: Final = 60_000_000_000
+
+PROPOSALS_IN_FLIGHT_MAX: Final = 64
+"""Ledger commands of one leader on their way: a quarter of the results that the ledger remembers for it."""
+PROPOSAL_RETRY_NS: Final = 100_000_000
+"""A command that was refused or whose fate is unknown is proposed again after this long: a fraction of an election."""
+TOPOLOGY_SETTLE_NS: Final = 50_000_000
+"""Joins and leaves within this long go into one topology: a cluster that starts makes few versions, not one each."""
+TOPOLOGY_ACCEPT_NS: Final = 10_000_000_000
+"""A newcomer that has not accepted its first topology after this long is lost: it holds back every epoch."""
+LEASE_CHECKS: Final = 8
+"""Times per lease that the leader looks for silent participants: a loss is noticed within 9/8 of a lease."""
+STORE_RETRY_NS: Final = 100_000_000
+"""First pause before a store is asked again; doubles up to the maximum."""
+STORE_RETRY_NS_MAX: Final = 2_000_000_000
+BOOT_ID_CHARS_MAX: Final = 64
+ADDRESS_CHARS_MAX: Final = 512
+"""A participant's transport address."""
