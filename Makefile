@@ -36,8 +36,8 @@ $(STAMP): requirements.lock pyproject.toml
 	  $(PY) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; } >/dev/null 2>&1; then \
 	  echo "building $(VENV) with $(PYTHON)"; $(PYTHON) -m venv --clear $(VENV); fi
 	@echo "installing requirements.lock into $(VENV)"
-	@$(PY) -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
-	@$(PY) -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --no-index -e .
+	@$(PY) -m pip install -qq --disable-pip-version-check --require-hashes -r requirements.lock
+	@$(PY) -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation --no-index -e .
 	@printf '%s\n' "$(CURDIR)" >$(STAMP)
 
 .PHONY: demo
@@ -81,7 +81,7 @@ bench-full: $(STAMP) ## the measurements at full size (1 GB of state; minutes)
 
 .PHONY: lock
 lock: $(STAMP) ## resolve pyproject.toml again into requirements.lock (LOCK_ARGS=--upgrade for newer versions)
-	@$(PY) -m uv --version >/dev/null 2>&1 || $(PY) -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	@$(PY) -m uv --version >/dev/null 2>&1 || $(PY) -m pip install -qq --disable-pip-version-check 'uv>=0.9'
 	@# One version of each package for all Pythons and systems (fewest forks): what is tested is what is installed.
 	@$(PY) -m uv pip compile --quiet --universal --python-version 3.11 --fork-strategy fewest --generate-hashes --no-annotate \
 	  --no-emit-index-url --no-emit-find-links --custom-compile-command 'make lock' --extra dev $(LOCK_ARGS) -o requirements.lock pyproject.toml

@@ -1,0 +1,166 @@
+"""``cleancut status``, ``participants`` and ``topology``: the cluster as it is now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coordinator.cli.output import field, listed, plural, print_json, print_pairs, print_table, say, span
+from coordinator.cli.settings import looks_at_cluster
+
+if TYPE_CHECKING:
+    from coordinator.cli.settings import Session
+
+
+def _fresh(fresh: bool) -> dict[str, object]:  # noqa: FBT001 - a query parameter
+    return {"fresh": 1} if fresh else {}
+
+
+_fresh_option = click.option(
+    "--fresh", is_flag=True, help="Ask for what is true now, not for what the coordinator that answers has seen so far."
+)
+
+
+@click.command()
+@_fresh_option
+@looks_at_cluster
+def status(session: Session, *, fresh: bool) -> None:
+    """The cluster at a glance: coordinators, participants, epochs, policy."""
+    document = session.client.get("status", query=_fresh(fresh))
+    if session.as_json:
+        print_json(document)
+        return
+    epochs = field(document, "epochs") or {}
+    open_now = epochs.get("open") or []
+    print_pairs([
+        ("cluster", field(document, "cluster")),
+        ("leader", field(document, "leader") or "none: an election is going on, or no quorum of coordinators runs"),
+        ("term", field(document, "term")),
+        ("incarnation", field(document, "incarnation")),
+        ("topology", field(document, "topology")),
+        ("participants", _participants_line(field(document, "participants"))),
+        ("newest epoch", epochs.get("newest") or "none yet"),
+        ("epochs committed", epochs.get("committed")),
+        ("epochs aborted", epochs.get("aborted")),
+        ("epochs open", listed(open_now) or "none"),
+        ("policy", policy_line(field(document, "policy"))),
+        ("version", field(document, "version")),
+    ])  # fmt: skip
+    if field(document, "struggling"):
+        say(f"WARNING: {plural(int(epochs.get('failures_in_a_row') or 0), 'epoch')} in a row aborted")
+    coordinators = field(document, "coordinators") or []
+    if coordinators:
+        say()
+        print_table(
+            ("COORDINATOR", "ADDRESS", "UP", "LEADER", "APPLIED"),
+            [
+                (
+                    field(each, "id"),
+                    field(each, "address"),
+                    _yes(field(each, "up")),
+                    _yes(field(each, "leader")),
+                    field(each, "applied"),
+                )
+                for each in coordinators
+            ],
+            numbers=("APPLIED",),
+        )
+
+
+@click.command()
+@_fresh_option
+@looks_at_cluster
+def participants(session: Session, *, fresh: bool) -> None:
+    """The participants and what they are doing."""
+    document = session.client.get("participants", query=_fresh(fresh))
+    if session.as_json:
+        print_json(document)
+        return
+    known = field(document, "participants") or []
+    if not known:
+        say("no participant has registered yet")
+        return
+    print_table(
+        ("PARTICIPANT", "SESSION", "STATE", "HEARD", "ADDRESS", "AGENTS", "CAUSE"),
+        [
+            (
+                field(each, "id"),
+                field(each, "session"),
+                field(each, "state"),
+                _age(field(each, "heartbeat_age_ms")),
+                field(each, "address"),
+                listed(field(each, "agents"), 4),
+                field(each, "cause"),
+            )
+            for each in known
+        ],
+        numbers=("SESSION",),
+    )
+
+
+@click.command()
+@_fresh_option
+@looks_at_cluster
+def topology(session: Session, *, fresh: bool) -> None:
+    """Members and channels of the current topology."""
+    document = session.client.get("topology", query=_fresh(fresh))
+    if session.as_json:
+        print_json(document)
+        return
+    members = field(document, "members") or []
+    channels = field(document, "channels") or []
+    say(
+        f"topology {field(document, 'version')}: {plural(len(members), 'member')}, {plural(len(channels), 'channel')}"
+        + (" (participants that have joined or left since enter the next one)" if field(document, "stale") else "")
+    )
+    if not members:
+        return
+    targets: dict[str, list[str]] = {}
+    for pair in channels:
+        if isinstance(pair, list) and len(pair) == 2:
+            targets.setdefault(str(pair[0]), []).append(str(pair[1]))
+    say()
+    print_table(
+        ("MEMBER", "SESSION", "ADDRESS", "AGENTS", "CHANNELS TO"),
+        [
+            (
+                field(each, "id"),
+                field(each, "session"),
+                field(each, "address"),
+                listed(field(each, "agents"), 4),
+                listed(targets.get(str(field(each, "id")), []), 8),
+            )
+            for each in members
+        ],
+        numbers=("SESSION",),
+    )
+
+
+def policy_line(policy: Any) -> str:  # noqa: ANN401 - JSON
+    """A policy in one line."""
+    if not isinstance(policy, dict):
+        return str(policy or "")
+    if policy.get("kind") == "manual":
+        return f"manual, deadline {span(policy.get('deadline_ms'))}"
+    return (
+        f"{policy.get('kind')}, every {span(policy.get('interval_ms'))}, pause at least {span(policy.get('pause_ms'))}, "
+        f"deadline {span(policy.get('deadline_ms'))}"
+    )
+
+
+def _participants_line(counts: Any) -> str:  # noqa: ANN401 - JSON
+    if not isinstance(counts, dict):
+        return ""
+    line = f"{counts.get('up')} of {counts.get('count')} up"
+    members = counts.get("members")
+    return line if members is None else f"{line}, {plural(int(members), 'member')} of the topology"
+
+
+def _yes(value: object) -> str:
+    return "" if value is None else "yes" if value else "no"
+
+
+def _age(milliseconds: object) -> str:
+    text = span(milliseconds)
+    return f"{text} ago" if text else ""

@@ -1,0 +1,375 @@
+"""``cleancut epoch list | show | trigger | abort | why | verify | state``.
+
+`verify` and `state` also work on a store alone, without any coordinator (`coordinator.cli.offline`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from coordinator.cli.exits import Exit, Failure
+from coordinator.cli.kinds import AGENT, EPOCH
+from coordinator.cli.output import (
+    field,
+    listed,
+    moment,
+    plural,
+    print_json,
+    print_pairs,
+    print_table,
+    say,
+    size,
+    span,
+)
+from coordinator.cli.settings import looks_at_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from coordinator.cli.settings import Session
+    from protocol.ids import AgentId
+
+TRIGGER_SECONDS = 120.0
+"""Waiting for an epoch: the default deadline of one, and as much again for an election."""
+VERIFY_SECONDS = 600.0
+"""A deep check reads every chunk of the epoch."""
+
+
+@click.group()
+def epoch() -> None:
+    """Look at epochs; start, abort and verify them.
+
+    An epoch is named by its number, or `latest` for the newest committed one.
+    """
+
+
+@epoch.command(name="list")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@click.option("--before", type=click.IntRange(min=1), help="Only epochs older than this one.")
+@looks_at_cluster
+def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
+    """Epochs, newest first: open, committed and aborted ones."""
+    document = session.client.get("epochs", query={"limit": limit, "before": before})
+    if session.as_json:
+        print_json(document)
+        return
+    rows = field(document, "epochs") or []
+    if not rows:
+        say("no epochs" + ("" if before is None else f" before {before}"))
+        return
+    print_table(
+        ("EPOCH", "STATE", "STARTED", "TOOK", "MEMBERS", "STATE SIZE", "NEW", "IN-FLIGHT", "WHY"),
+        [
+            (
+                field(each, "epoch"),
+                field(each, "state"),
+                moment(field(each, "started_at_ms")),
+                span(field(each, "duration_ms")),
+                _reported(each),
+                size(field(each, "state_bytes")),
+                size(field(each, "new_bytes")),
+                field(each, "in_flight"),
+                field(each, "reason") if not field(each, "abort") else f"{field(each, 'reason')}; {abort_line(each)}",
+            )
+            for each in rows
+        ],
+        numbers=("EPOCH", "TOOK", "MEMBERS", "STATE SIZE", "NEW", "IN-FLIGHT"),
+    )
+    if field(document, "more"):
+        say(f"older ones: cleancut epoch list --before {field(rows[-1], 'epoch')}")
+
+
+@epoch.command()
+@click.argument("number", type=EPOCH, metavar="EPOCH")
+@looks_at_cluster
+def show(session: Session, *, number: int | str) -> None:
+    """All that is known of one epoch."""
+    document = session.client.get("epochs", number)
+    if session.as_json:
+        print_json(document)
+        return
+    print_pairs([
+        ("epoch", field(document, "epoch")),
+        ("state", field(document, "state")),
+        ("started because", field(document, "reason")),
+        ("started", moment(field(document, "started_at_ms"))),
+        ("ended", moment(field(document, "ended_at_ms")) or None),
+        ("took", span(field(document, "duration_ms")) or None),
+        ("term", listed(field(document, "terms")) or field(document, "term")),
+        ("incarnation", field(document, "incarnation")),
+        ("topology", field(document, "topology")),
+        ("state size", size(field(document, "state_bytes")) or None),
+        ("newly written", size(field(document, "new_bytes")) or None),
+        ("in-flight", _messages(field(document, "in_flight"))),
+        ("manifest", field(document, "manifest")),
+        ("aborted", abort_line(document) or None),
+    ])  # fmt: skip
+    members = field(document, "members")
+    if isinstance(members, dict) and members:
+        say()
+        print_table(
+            ("MEMBER", "SESSION", "PHASE", "REPORTED AFTER", "STATE SIZE", "NEW", "IN-FLIGHT", "TIMINGS"),
+            [
+                (
+                    name,
+                    field(member, "session"),
+                    field(member, "phase"),
+                    span(field(member, "reported_ms")),
+                    size(field(member, "state_bytes")),
+                    size(field(member, "new_bytes")),
+                    field(member, "in_flight"),
+                    _timings(field(member, "timings")),
+                )
+                for name, member in sorted(members.items())
+            ],
+            numbers=("SESSION", "REPORTED AFTER", "STATE SIZE", "NEW", "IN-FLIGHT"),
+        )
+
+
+@epoch.command()
+@click.option("--reason", default="manual", show_default=True, help="Why; kept with the epoch.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Until it is committed or aborted.")
+@looks_at_cluster
+def trigger(session: Session, *, reason: str, wait: bool) -> None:
+    """Start an epoch now."""
+    seconds = session.given.timeout or (TRIGGER_SECONDS if wait else session.timeout)
+    document = session.client.call(
+        "POST", "epochs", body={"reason": reason, "wait": wait}, repeatable=False, timeout=seconds
+    )
+    aborted = field(document, "state") == "aborted"
+    if session.as_json:
+        print_json(document)
+    number = field(document, "epoch")
+    if aborted:
+        raise Failure(
+            Exit.FAILED,
+            f"epoch {number} was aborted: {abort_line(document)}",
+            f"see `cleancut epoch why {number}`",
+            code="epoch-aborted",
+            shown=session.as_json,
+        )
+    if not session.as_json:
+        if field(document, "state") == "committed":
+            say(f"epoch {number} committed in {span(field(document, 'duration_ms'))}")
+        else:
+            say(f"epoch {number} {field(document, 'state') or 'started'}")
+
+
+@epoch.command()
+@click.argument("number", type=EPOCH, metavar="EPOCH")
+@click.option("--reason", default="operator", show_default=True, help="Why; kept with the epoch.")
+@looks_at_cluster
+def abort(session: Session, *, number: int | str, reason: str) -> None:
+    """Abort an open epoch. One that is sealed can't be aborted any more."""
+    if number == "latest":
+        raise click.UsageError("`latest` is the newest committed epoch; name the number of an open one")
+    document = session.client.call("POST", "epochs", number, "abort", body={"reason": reason})
+    if session.as_json:
+        print_json(document)
+        return
+    say(f"epoch {number} is aborted")
+
+
+@epoch.command(short_help="What an epoch waited for, in words.")
+@click.argument("number", type=EPOCH, metavar="EPOCH")
+@looks_at_cluster
+def why(session: Session, *, number: int | str) -> None:
+    """What an epoch waited for, in words; aborted and open ones too."""
+    document = session.client.get("epochs", number, "why")
+    if session.as_json:
+        print_json(document)
+        return
+    say(f"epoch {field(document, 'epoch')}: {field(document, 'state')}")
+    for sentence in field(document, "sentences") or []:
+        say(f"  {sentence}")
+    phases = field(document, "phases") or []
+    if phases:
+        say()
+        print_table(
+            ("PARTICIPANT", "PHASE", "CHANNEL", "TOOK"),
+            [
+                (field(each, "participant"), field(each, "phase"), field(each, "channel"), span(field(each, "ms")))
+                for each in phases
+            ],
+            numbers=("TOOK",),
+        )
+
+
+def on_a_store(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of commands that also work without a coordinator."""
+    function = click.option(
+        "--offline", is_flag=True, help="Read the store of --dir, CLEANCUT_DIR or CLEANCUT_STORE; ask no coordinator."
+    )(function)
+    function = click.option("--cluster", help="Cluster in the store; not needed where it holds only one.")(function)
+    return click.option("--store", help="Store folder or URL; asks no coordinator.")(function)
+
+
+@epoch.command(short_help="Check a committed epoch, byte for byte.")
+@click.argument("number", type=EPOCH, metavar="EPOCH")
+@click.option(
+    "--deep/--shallow", default=True, show_default=True, help="Read every chunk, or only manifest and local snapshots."
+)
+@on_a_store
+@looks_at_cluster
+def verify(
+    session: Session, *, number: int | str, deep: bool, store: str | None, cluster: str | None, offline: bool
+) -> None:
+    """Check a committed epoch: signature, digests, consistency of the cut, every byte.
+
+    With --store it needs no coordinator; without the secret it says that the signature was not checked.
+    """
+    if store or offline:
+        from coordinator.cli import offline as offline_commands
+
+        report = offline_commands.verify(session.open_store(store, cluster), number, session.keys, deep=deep)
+    else:
+        seconds = session.given.timeout or VERIFY_SECONDS
+        report = session.client.call("POST", "epochs", number, "verify", body={"deep": deep}, timeout=seconds)
+    if session.as_json:
+        print_json(report)
+    _tell_report(report, as_json=session.as_json)
+
+
+@epoch.command(short_help="The decoded state of an agent in an epoch.")
+@click.argument("number", type=EPOCH, metavar="EPOCH")
+@click.argument("agent", type=AGENT, required=False)
+@on_a_store
+@looks_at_cluster
+def state(
+    session: Session, *, number: int | str, agent: AgentId | None, store: str | None, cluster: str | None, offline: bool
+) -> None:
+    """The decoded state of an agent in an epoch; without an agent, the agents that are in it.
+
+    Nothing is executed: values that were saved with cloudpickle are shown by their size.
+    """
+    if store or offline:
+        from coordinator.cli import offline as offline_commands
+
+        opened = session.open_store(store, cluster)
+        document = (
+            offline_commands.agents(opened, number, session.keys)
+            if agent is None
+            else offline_commands.state(opened, number, agent, session.keys)
+        )
+    elif agent is None:
+        document = session.client.get("epochs", number, "agents")
+    else:
+        document = session.client.get("epochs", number, "state", query={"agent": agent})
+    if session.as_json:
+        print_json(document)
+    elif agent is None:
+        _tell_agents(document)
+    else:
+        _tell_state(document)
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def abort_line(document: Any) -> str:  # noqa: ANN401 - JSON
+    """Who, in which phase, why; "" for an epoch that was not aborted."""
+    why_not = field(document, "abort")
+    if not isinstance(why_not, dict):
+        return ""
+    who = why_not.get("participant")
+    return f"{why_not.get('cause')} ({f'{who}, ' if who else ''}phase {why_not.get('phase')})"
+
+
+def _reported(document: Any) -> str:  # noqa: ANN401 - JSON
+    members = field(document, "members_count")
+    if members is None:
+        return ""
+    reported = field(document, "reported_count")
+    return f"{reported}/{members}" if reported is not None and reported != members else str(members)
+
+
+def _messages(count: object) -> str | None:
+    return plural(count, "message") if isinstance(count, int) else None
+
+
+def _timings(timings: Any) -> str:  # noqa: ANN401 - JSON
+    if not isinstance(timings, dict):
+        return ""
+    return ", ".join(f"{phase} {span(ms)}" for phase, ms in sorted(timings.items()))
+
+
+def _tell_report(report: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
+    """A report of a check in words.
+
+    Raises:
+        Failure: It found something.
+    """
+    number = field(report, "epoch")
+    findings = field(report, "findings") or []
+    if not as_json:
+        counts = field(report, "counts") or {}
+        for name, count in counts.items() if isinstance(counts, dict) else ():
+            say(f"{str(name).replace('_', ' '):<24}{count}")
+        signature = field(report, "signature")
+        if signature is not None:
+            say(f"{'signature':<24}{signature}")
+        for note_line in field(report, "notes") or []:
+            say(note_line)
+    if findings or field(report, "ok") is False:
+        if not as_json:
+            for finding in findings:
+                say(f"WRONG  {_finding(finding)}")
+        first = _finding(findings[0]) if findings else "see the report"
+        rest = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
+        raise Failure(
+            Exit.INCONSISTENT,
+            f"epoch {number} is not sound: {first}{rest}",
+            "do not restore from it; look for an older epoch with `cleancut epoch list`",
+            shown=as_json,
+        )
+    if not as_json:
+        say(f"epoch {number} is sound")
+
+
+def _finding(finding: Any) -> str:  # noqa: ANN401 - JSON
+    if not isinstance(finding, dict):
+        return str(finding)
+    kind = finding.get("kind") or finding.get("code") or ""
+    detail = finding.get("detail") or finding.get("message") or ""
+    where = finding.get("channel") or finding.get("participant") or finding.get("key") or finding.get("where") or ""
+    return " ".join(str(part) for part in (kind, where, detail) if part)
+
+
+def _tell_agents(document: Any) -> None:  # noqa: ANN401 - JSON
+    agents = field(document, "agents") or []
+    if not agents:
+        say("no agents in this epoch")
+        return
+    print_table(
+        ("AGENT", "PARTICIPANT", "STATE VERSION", "MAILBOX", "TIMERS"),
+        [
+            (
+                field(each, "id") or field(each, "agent") if isinstance(each, dict) else each,
+                field(each, "participant"),
+                field(each, "state_version"),
+                field(each, "mailbox_count"),
+                field(each, "timers_count"),
+            )
+            for each in agents
+        ],
+        numbers=("STATE VERSION", "MAILBOX", "TIMERS"),
+    )
+
+
+def _tell_state(document: Any) -> None:  # noqa: ANN401 - JSON
+    import json
+
+    say(f"{field(document, 'agent')}, state version {field(document, 'state_version')}")
+    fields = field(document, "fields")
+    for name, value in fields.items() if isinstance(fields, dict) else ():
+        say(f"  {name}:")
+        # ASCII with escapes line by line: nothing in a value can reach the terminal.
+        for line in json.dumps(value, indent=2, ensure_ascii=True).splitlines():
+            say(f"    {line}")
+    for name in ("mailbox", "timers"):
+        entries = field(document, name) or []
+        say(f"  {name}: {len(entries) or 'empty'}")
+        for entry in entries:
+            say(f"    {json.dumps(entry, ensure_ascii=True)}")

@@ -1,0 +1,62 @@
+"""Kinds of arguments: epochs, agents and durations, checked before anything is asked."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import click
+
+from protocol.errors import IllegalName
+from protocol.ids import AgentId, agent_id
+
+EPOCH_MAX: Final = (1 << 63) - 1
+_UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
+
+
+class EpochKind(click.ParamType[int | str]):
+    """A number from 1 on, or ``latest``: the newest committed one."""
+
+    name = "epoch"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401 - click's signature
+        """The number, or ``latest``."""
+        if value == "latest":
+            return "latest"
+        text = str(value)
+        if text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= EPOCH_MAX:
+            return int(text)
+        return self.fail(f"{text[:60]!a} is not an epoch: give a number from 1 on, or 'latest'", param, ctx)
+
+
+class AgentKind(click.ParamType[AgentId]):
+    """``kind/name``."""
+
+    name = "agent"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> AgentId:  # noqa: ANN401
+        """The checked id."""
+        try:
+            return agent_id(value)
+        except IllegalName as error:
+            return self.fail(error.problem, param, ctx)
+
+
+class DurationKind(click.ParamType[int]):
+    """``500ms``, ``10s``, ``1.5m``, ``2h``; milliseconds as a whole number. A bare number is refused: of what?"""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:  # noqa: ANN401
+        """Milliseconds."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,3})?) ?(ms|s|min|m|h)", str(value), re.ASCII)
+        if found is None:
+            self.fail(f"{str(value)[:60]!a} is not a duration: give 500ms, 10s, 2m or 1h", param, ctx)
+        return round(float(found.group(1)) * _UNITS_MS[found.group(2)])
+
+
+EPOCH: Final = EpochKind()
+AGENT: Final = AgentKind()
+DURATION: Final = DurationKind()

@@ -1,0 +1,71 @@
+"""``cleancut coordinator``: run one coordinator until it is told to stop.
+
+Settings come from the file, then ``CLEANCUT_*`` in the environment, then flags (`coordinator.config`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.option("--config", "path", type=click.Path(path_type=Path), help="Settings file (TOML).")
+@click.option("--id", "name", help="This coordinator's name in the group.")
+@click.option("--cluster", help="The cluster's name.")
+@click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of this coordinator alone.")
+@click.option("--store", help="Object store of the cluster.")
+@click.option("--http", metavar="HOST:PORT", help="Where the API listens.")
+@click.option("--raft", metavar="HOST:PORT", help="Where the other coordinators reach it.")
+@click.option("--peers", metavar="ID=HOST:RAFTPORT:HTTPPORT,...", help="All coordinators of the group.")
+@click.option("--secret-file", type=click.Path(path_type=Path), help="The cluster's secret.")
+@click.option("--timing", type=click.Choice(["normal", "slow"]), help="Raft's timeouts; slow for loaded machines.")
+@click.option("--log-json", is_flag=True, default=None, help="One JSON document per log line.")
+@click.option("--check", is_flag=True, help="Only check the settings.")
+def coordinator(
+    *,
+    path: Path | None,
+    name: str | None,
+    cluster: str | None,
+    data_dir: Path | None,
+    store: str | None,
+    http: str | None,
+    raft: str | None,
+    peers: str | None,
+    secret_file: Path | None,
+    timing: str | None,
+    log_json: bool | None,
+    check: bool,
+) -> None:
+    """Run one coordinator. `cleancut keys init` makes its settings; SIGTERM and Ctrl-C stop it in order."""
+    from coordinator.config import load_config
+
+    config = load_config(
+        path,
+        env=os.environ,
+        flags={
+            "id": name,
+            "cluster": cluster,
+            "data_dir": data_dir,
+            "store": store,
+            "http": http,
+            "raft": raft,
+            "peers": peers,
+            "secret_file": secret_file,
+            "timing": timing,
+            "log_json": log_json,
+        },
+    )
+    if check:
+        click.echo(f"settings of coordinator {config.id} are complete and fit together")
+        return
+    from coordinator.runtime.service import run
+
+    code = run(config)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that hangs in a dead store must not keep the process: everything durable is durable already.
+    os._exit(code)
