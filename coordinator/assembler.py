@@ -122,8 +122,8 @@ def assemble(request: AssemblyRequest, objects: Mapping[str, LocalSnapshot], key
         topology = Topology(TopologyVersion(request.topology), request.members)
     except ConfigError as error:
         return Refusal(participant="", cause=f"topology {request.topology} is not one: {error}")
-    snapshots = {ParticipantId(name): objects[name] for name in sorted(members)}
-    violation = check_cut(topology, snapshots)
+    snapshots = {name: objects[name] for name in sorted(members)}
+    violation = check_cut(topology, {ParticipantId(name): snapshot for name, snapshot in snapshots.items()})
     if violation is not None:
         channel = violation.channel
         return Refusal(
@@ -148,7 +148,7 @@ def assemble(request: AssemblyRequest, objects: Mapping[str, LocalSnapshot], key
             for name in sorted(members)
         ),
         channels=channel_table(snapshots),
-        packs=packs_of(snapshots[name] for name in sorted(snapshots)),
+        packs=packs_of(snapshots.values()),
         merkle_root="",
     )
     data = sign_manifest(manifest, keys)

@@ -10,7 +10,7 @@ What the driver owes the machine:
   machine proposes again with the same id, which the ledger applies once;
 * `AssembleCut` and `StoreManifest` are each answered by exactly one of their events, also after a failure;
 * one `TimerFired` at or after the newest `SetTimer`; earlier is harmless;
-* a connection number is never used again.
+* a connection number is never used again; sending to a closed connection and closing it again do nothing.
 """
 
 from __future__ import annotations

@@ -1,0 +1,102 @@
+"""What one leader knows of an open epoch beside the ledger: progress, the deadline, reports on their way, retries.
+
+Local and rebuilt by the next leader: what must survive a change of leader is in the ledger. Time goes on, though: the
+ledger keeps how much is known to have passed (`EpochRecord.elapsed_ns`), and a later leader's deadline is only what is
+left of it, at least `TAKEOVER_NS_MIN`, so that it can finish what lacks nothing but its hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from protocol.ids import Instant
+from protocol.limits import STORE_RETRY_NS, STORE_RETRY_NS_MAX
+
+if TYPE_CHECKING:
+    from coordinator.events import CutAssembled
+    from coordinator.ledger import EpochRecord, Report
+
+TAKEOVER_NS_MIN: Final = 1_000_000_000
+"""Least time that a later leader gives an epoch, if its deadline is longer than that."""
+
+# What a participant tells, and the phase that it is in from then on.
+TOLD: Final = ("recorded", "channels", "encoded", "uploaded")
+PHASE_AFTER: Final = {"recorded": "channels", "channels": "encode", "encoded": "upload", "uploaded": "report"}
+FIRST_PHASE: Final = "record"
+PARTICIPANT_PHASES: Final = (FIRST_PHASE, "channels", "encode", "upload", "report")
+"""In order."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ParticipantProgress:
+    """The newest that a participant told of an epoch."""
+
+    phase: str
+    """The phase that it is in: one of `PARTICIPANT_PHASES`."""
+    told_at: Instant
+    open_channels: tuple[str, ...] = ()
+    """Sources of channels whose marker has not come."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EpochNotes:
+    """One open epoch, in the eyes of one leader."""
+
+    epoch: int
+    since: Instant
+    """When this leader began to work on it."""
+    before_ns: int
+    """Time that had passed before."""
+    deadline: Instant
+    progress: dict[str, ParticipantProgress] = field(default_factory=dict)
+    waiting_reports: dict[str, Report] = field(default_factory=dict)
+    """Arrived, not proposed yet."""
+    phases: dict[str, int] = field(default_factory=dict)
+    """The leader's own phases -> ns."""
+    complete_at: Instant | None = None
+    assembling: bool = False
+    assembled: CutAssembled | None = None
+    seal_asked_at: Instant | None = None
+    seal_told: bool = False
+    """Members know that it is sealed."""
+    storing: bool = False
+    stored: bool = False
+    commit_asked_at: Instant | None = None
+    retry_at: Instant | None = None
+    """Earliest next attempt at the store; None: at once."""
+    retry_ns: int = STORE_RETRY_NS
+    trouble: str = ""
+    """The last thing that failed; "" while all goes well."""
+
+    def elapsed_ns(self, now: Instant) -> int:
+        """Since the start, over all leaders; at least 1, so that it never reads as unknown."""
+        return max(1, self.before_ns + now - self.since)
+
+    def may_try(self, now: Instant) -> bool:
+        """The pause after a failure is over."""
+        return self.retry_at is None or now >= self.retry_at
+
+    def failed(self, trouble: str, now: Instant) -> None:
+        """Something with the store failed: wait before the next attempt, twice as long each time."""
+        self.trouble = trouble
+        self.retry_at = Instant(now + self.retry_ns)
+        self.retry_ns = min(2 * self.retry_ns, STORE_RETRY_NS_MAX)
+
+    def told(self, participant: str, phase: str, open_channels: tuple[str, ...], now: Instant) -> None:
+        """A participant told how far it is. Never backwards: messages of two connections may cross."""
+        new = PHASE_AFTER.get(phase)
+        if new is None:
+            return
+        old = self.progress.get(participant)
+        if old is not None and PARTICIPANT_PHASES.index(old.phase) > PARTICIPANT_PHASES.index(new):
+            return
+        self.progress[participant] = ParticipantProgress(
+            phase=new, told_at=now, open_channels=tuple(sorted(open_channels)) if new == "channels" else ()
+        )
+
+
+def begin_notes(record: EpochRecord, now: Instant) -> EpochNotes:
+    """Notes of a leader that meets an open epoch, new or taken over."""
+    left_ns = max(record.deadline_ns - record.elapsed_ns, min(record.deadline_ns, TAKEOVER_NS_MIN))
+    return EpochNotes(epoch=record.epoch, since=now, before_ns=record.elapsed_ns, deadline=Instant(now + left_ns))

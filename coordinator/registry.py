@@ -1,0 +1,383 @@
+"""The leader's dealings with participants: registration, leases, leaves, topology.
+
+Rules:
+    * The ledger gives sessions. The same boot id on a new connection resumes its session without an entry in the log, so
+      that a change of leader does not flood it with ten thousand registrations.
+    * A new topology waits for the end of all open epochs, and a change that waits holds back the next start: neither can
+      starve the other.
+    * A participant is told everything again when it registers: topology, what is open, what has committed. Each repeated
+      message from it is answered again (RELIABILITY.md rule 5).
+    * A session that has ended stays ended: whoever speaks for it is fenced (D14).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.ledger import LeaveCommand, MarkLostCommand, RegisterCommand, TopologyCommand
+from coordinator.ledger.commands import command_bytes, sentence, word
+from coordinator.ledger.records import JOINING
+from protocol.errors import IllegalName
+from protocol.ids import Instant, agent_id, check_name, participant_id
+from protocol.limits import (
+    ADDRESS_CHARS_MAX,
+    BOOT_ID_CHARS_MAX,
+    COMMAND_BYTES_MAX,
+    TOPOLOGY_ACCEPT_NS,
+    TOPOLOGY_SETTLE_NS,
+)
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Fenced,
+    Left,
+    Register,
+    Registered,
+    RegisterRefused,
+    TopologyChanged,
+)
+from protocol.topology import check_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coordinator.attendance import Attendee
+    from coordinator.desk import Desk
+    from coordinator.ledger import ParticipantRecord, Result
+
+
+class Registry:
+    """Who is there. Part of `Leader`; acts only while it leads."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._waiting: dict[int, Register] = {}
+        """Connections whose registration has not been proposed yet, in order of arrival."""
+        self._proposed: dict[str, tuple[int, Register]] = {}
+        """Participant -> connection and message whose registration is on its way."""
+        self._stale_since: Instant | None = None
+        self._members: dict[str, int] = {}
+        """Sessions of the topology that this leader saw last: who is in the next one and not here is new."""
+
+    def begin(self, now: Instant) -> None:
+        """This leader's own entry is applied: take stock."""
+        ledger = self._desk.ledger
+        self._proposed.clear()
+        self._stale_since = None
+        self._desk.attendance.begin(((each.id, each.session) for each in ledger.participants() if each.live), now)
+        self._desk.attendance.topology_set(ledger.state.topology, (), now)
+        self._members = {member.id: member.session for member in ledger.state.topology.members}
+
+    def end(self) -> None:
+        """Leadership is over."""
+        self._waiting.clear()
+        self._proposed.clear()
+
+    # --- registration -----------------------------------------------------------------------------------------------
+
+    def register(self, connection: int, message: Register) -> None:
+        """A participant introduces itself."""
+        refusal = self._check(message)
+        if refusal is None and (self._desk.attendance.attendee_of(connection) or connection in self._waiting):
+            refusal = ("wrong-version", "this connection has registered already")
+        if refusal is not None:
+            self._refuse(connection, *refusal)
+        else:
+            self._waiting[connection] = message
+
+    def disconnected(self, connection: int) -> None:
+        """A connection is gone: so is what it still wanted."""
+        self._waiting.pop(connection, None)
+
+    def registered(self, participant: str, result: Result, now: Instant) -> Iterator[int]:
+        """The ledger has decided; yields the session that may be told what is going on."""
+        connection, _ = self._proposed.pop(participant)
+        there = self._desk.attendance.is_open(connection)
+        if not result["ok"]:
+            if there:
+                self._refuse(connection, str(result["code"]), str(result["sentence"]))
+            return
+        session = int(result["session"])
+        if there:
+            yield from self._attach(participant, session, connection, now)
+        else:
+            self._desk.attendance.expect(participant, session, now)
+
+    def take_waiting(self, now: Instant) -> Iterator[int]:
+        """Go on with the registrations that wait; yields sessions that were resumed."""
+        desk = self._desk
+        for connection, message in list(self._waiting.items()):
+            if message.participant in self._proposed:
+                continue  # another process of this name is being registered: its outcome decides
+            known = desk.ledger.state.participants.get(message.participant)
+            if known is not None and _resumes(known, message) and message.incarnation <= desk.ledger.state.incarnation:
+                del self._waiting[connection]
+                yield from self._attach(known.id, known.session, connection, now)
+                continue
+            if desk.proposals.full:
+                return
+            del self._waiting[connection]
+            command = self._command(message)
+            if command_bytes(command) > COMMAND_BYTES_MAX:
+                self._refuse(
+                    connection,
+                    "full",
+                    f"registration of {len(message.agents)} agents takes {command_bytes(command)} bytes; "
+                    f"{COMMAND_BYTES_MAX} fit: spread the agents over more participants",
+                )
+                continue
+            self._proposed[message.participant] = (connection, message)
+            desk.propose(("register", message.participant), command)
+
+    def _command(self, message: Register) -> RegisterCommand:
+        stamp = self._desk.proposals.stamp()
+        return RegisterCommand(
+            id=stamp.id,
+            done=stamp.done,
+            term=self._desk.term,
+            participant=message.participant,
+            boot_id=message.boot_id,
+            address=message.address,
+            agents=tuple(sorted(set(message.agents))),
+            agent_versions=message.agent_versions,
+            targets=message.targets,
+            build=word(message.build),
+            session=message.session,
+            incarnation=message.incarnation,
+        )
+
+    def _check(self, message: Register) -> tuple[str, str] | None:
+        """Code and sentence of what no ledger needs to be asked about."""
+        cluster = self._desk.ledger.state.cluster
+        if message.protocol != PROTOCOL_VERSION:
+            return "wrong-version", f"protocol version {message.protocol}; this coordinator speaks {PROTOCOL_VERSION}"
+        if message.cluster != cluster:
+            return "wrong-cluster", f"this is cluster {cluster}, not {ascii(message.cluster)[:80]}"
+        try:
+            participant_id(message.participant)
+            for agent in message.agents:
+                agent_id(agent)
+            for kind in message.agent_versions:
+                check_name("agent kind", kind)
+            for target in message.targets or ():
+                participant_id(target)
+            check_targets(message.participant, message.targets)
+        except IllegalName as error:
+            return "bad-name", str(error)
+        boot_id = message.boot_id
+        if not (0 < len(boot_id) <= BOOT_ID_CHARS_MAX and boot_id.isascii() and boot_id.isprintable()):
+            return "bad-name", f"boot id {ascii(boot_id)[:80]} is not 1 to {BOOT_ID_CHARS_MAX} printable characters"
+        if len(message.address) > ADDRESS_CHARS_MAX or not message.address.isprintable():
+            return "bad-name", f"address {ascii(message.address)[:80]} is not one"
+        if len(set(message.agents)) != len(message.agents):
+            return "bad-name", "an agent is named twice"
+        try:
+            msgspec.convert(msgspec.to_builtins(self._command_for_check(message)), RegisterCommand)
+        except (msgspec.ValidationError, OverflowError) as error:
+            return "bad-name", f"registration cannot be recorded: {error}"
+        return None
+
+    def _command_for_check(self, message: Register) -> RegisterCommand:
+        """The command with an id that is never proposed: one bad field must not reach the log."""
+        return RegisterCommand(
+            id=("check", 1),
+            term=0,
+            participant=message.participant,
+            boot_id=message.boot_id,
+            address=message.address,
+            agents=message.agents,
+            agent_versions=message.agent_versions,
+            targets=message.targets,
+            build=word(message.build),
+            session=message.session,
+            incarnation=message.incarnation,
+        )
+
+    def _refuse(self, connection: int, code: str, text: str, leader: str = "") -> None:
+        self._desk.send_to(connection, RegisterRefused(code=code, sentence=sentence(text), leader=leader))
+        self._desk.close(connection, code)
+
+    def refuse_not_leader(self, connection: int, leader: str) -> None:
+        """This coordinator does not lead: point to the one that does."""
+        self._refuse(connection, "not-leader", "another coordinator leads", leader)
+
+    def _attach(self, participant: str, session: int, connection: int, now: Instant) -> Iterator[int]:
+        desk = self._desk
+        replaced = desk.attendance.attach(participant, session, connection, now)
+        if replaced is not None:
+            desk.close(replaced, "superseded by a new connection of this session")
+        state = desk.ledger.state
+        desk.send(
+            session,
+            Registered(
+                term=desk.term,
+                session=session,
+                incarnation=state.incarnation,
+                lease_ns=desk.attendance.lease_ns,
+                newest_epoch=state.epoch,
+                aborted_through=state.ended_through,
+            ),
+        )
+        if self._members.get(participant) == session:
+            self._tell_topology(session)
+        yield session
+
+    # --- leases and leaves ------------------------------------------------------------------------------------------
+
+    def look_for_silent(self, now: Instant) -> None:
+        """Declare those lost whose lease is over, and newcomers that hold up everybody."""
+        desk = self._desk
+        lease_ns = desk.attendance.lease_ns
+        for attendee in desk.attendance.silent(now):
+            gone = f"disconnected ({attendee.why_gone or 'no reason given'})"
+            how = "silent" if attendee.connection is not None else gone
+            silent_ns = now - attendee.heard_at
+            self._mark_lost(attendee, f"{how} for {silent_ns / 1e9:.1f} s; its lease is {lease_ns / 1e9:.1f} s")
+        if now - desk.attendance.topology_since > TOPOLOGY_ACCEPT_NS:
+            version = desk.ledger.state.topology.version
+            for session in desk.attendance.not_ready():
+                newcomer = desk.attendance.attendee(session)
+                if newcomer is not None and newcomer.newcomer:
+                    self._mark_lost(
+                        newcomer,
+                        f"did not accept topology {version} within {TOPOLOGY_ACCEPT_NS / 1e9:.0f} s of joining",
+                    )
+
+    def _mark_lost(self, attendee: Attendee, cause: str) -> None:
+        desk = self._desk
+        if desk.proposals.busy("mark-lost", str(attendee.session)) or desk.proposals.full:
+            return  # the next look finds it again
+        stamp = desk.proposals.stamp()
+        desk.propose(
+            ("mark-lost", str(attendee.session)),
+            MarkLostCommand(
+                id=stamp.id, done=stamp.done, term=desk.term, session=attendee.session, cause=sentence(cause)
+            ),
+        )
+
+    def leave(self, attendee: Attendee) -> None:
+        """A participant wants to go, in order."""
+        desk = self._desk
+        record = desk.ledger.by_session(attendee.session)
+        if record is None or not record.live:
+            self.fence(attendee.session, "this session has ended")
+        elif not desk.proposals.busy("leave", str(attendee.session)):
+            stamp = desk.proposals.stamp()
+            desk.propose(
+                ("leave", str(attendee.session)),
+                LeaveCommand(id=stamp.id, done=stamp.done, term=desk.term, session=attendee.session),
+            )
+
+    def lost(self, session: int) -> None:
+        """The ledger has ended a session without a goodbye."""
+        record = self._desk.ledger.by_session(session)
+        self.fence(session, record.cause if record is not None else "this session has ended")
+
+    def left(self, session: int) -> None:
+        """The ledger has ended a session in order."""
+        self._desk.send(session, Left(term=self._desk.term, session=session))
+        self._desk.attendance.forget(session)
+
+    def left_at_once(self, session: int) -> None:
+        """A `LeaveCommand` was applied; one who was not a member yet has left with it."""
+        record = self._desk.ledger.by_session(session)
+        if record is None or not record.live:
+            self.left(session)
+
+    def fence(self, session: int, reason: str) -> None:
+        """Tell a session that it has ended, and hang up."""
+        self._desk.send(session, Fenced(term=self._desk.term, session=session, reason=sentence(reason)))
+        connection = self._desk.attendance.forget(session)
+        if connection is not None:
+            self._desk.close(connection, "fenced")
+
+    def fence_stranger(self, connection: int, session: int) -> None:
+        """Somebody speaks for a session that is not the connection's."""
+        self._desk.send_to(
+            connection, Fenced(term=self._desk.term, session=session, reason=f"session {session} is not live here")
+        )
+        self._desk.close(connection, "fenced")
+
+    # --- topology ---------------------------------------------------------------------------------------------------
+
+    def keep_topology(self, now: Instant) -> None:
+        """Propose the wanted topology once changes have settled and no epoch is open."""
+        desk = self._desk
+        if not desk.ledger.topology_is_stale:
+            self._stale_since = None
+            return
+        if self._stale_since is None:
+            self._stale_since = now
+        if desk.ledger.open_epochs() or desk.proposals.busy("topology"):
+            return
+        if now >= self._stale_since + TOPOLOGY_SETTLE_NS:
+            stamp = desk.proposals.stamp()
+            version = desk.ledger.state.topology.version + 1
+            desk.propose(("topology",), TopologyCommand(id=stamp.id, done=stamp.done, term=desk.term, version=version))
+
+    def topology_changed(self, left: list[int], now: Instant) -> None:
+        """The ledger has another topology: tell its members, and those who are out of it."""
+        desk = self._desk
+        topology = desk.ledger.state.topology
+        sessions = {member.id: member.session for member in topology.members}
+        newcomers = [session for name, session in sorted(sessions.items()) if self._members.get(name) != session]
+        self._members = sessions
+        self._stale_since = None
+        desk.attendance.topology_set(topology, newcomers, now)
+        for member in topology.members:
+            self._tell_topology(member.session)
+        for session in left:
+            self.left(session)
+
+    def _tell_topology(self, session: int) -> None:
+        desk = self._desk
+        state = desk.ledger.state
+        desk.send(
+            session,
+            TopologyChanged(
+                term=desk.term,
+                session=session,
+                incarnation=state.incarnation,
+                version=state.topology.version,
+                members=state.topology.members,
+            ),
+        )
+
+    def not_ready(self) -> str:
+        """Why no epoch can start now; "" if one can."""
+        ledger = self._desk.ledger
+        if not ledger.state.topology.members and not ledger.topology_is_stale:
+            return "no participant is a member"
+        if ledger.topology_is_stale:
+            joining = [each.id for each in ledger.participants() if each.state == JOINING]
+            return f"a change of topology waits{f': {_listed(joining)} join' if joining else ''}"
+        if self._desk.attendance.all_ready:
+            return ""
+        missing = set(self._desk.attendance.not_ready())
+        names = [name for name, session in sorted(self._members.items()) if session in missing]
+        return f"topology {ledger.state.topology.version} is not accepted yet by {_listed(names)}"
+
+    def next_instant(self, now: Instant) -> Iterator[Instant]:
+        """When something here is due without any event."""
+        yield self._desk.attendance.next_check
+        if self._stale_since is not None and not self._desk.ledger.open_epochs():
+            yield Instant(self._stale_since + TOPOLOGY_SETTLE_NS)
+
+
+def _resumes(known: ParticipantRecord, message: Register) -> bool:
+    """The session goes on as it was: nothing for the ledger to decide."""
+    return (
+        known.live
+        and known.boot_id == message.boot_id
+        and known.address == message.address
+        and known.agents == tuple(sorted(message.agents))
+        and known.targets == (None if message.targets is None else tuple(sorted(set(message.targets))))
+        and known.agent_versions == message.agent_versions
+        and known.build == word(message.build)
+    )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"
