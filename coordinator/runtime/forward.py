@@ -7,7 +7,8 @@ lead answers 503 instead of passing it on again, so that two coordinators with o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 from aiohttp import web
@@ -43,8 +44,12 @@ class LeaderClient:
         self.forwarded = 0
         """Requests passed on since the start."""
 
-    async def pass_on(self, request: web.Request) -> web.Response:
+    async def pass_on(self, request: web.Request, body: dict[str, Any] | None = None) -> web.Response:
         """Send the request to the leader and answer what it answers.
+
+        Args:
+            request: As it came.
+            body: What to send in place of its own body.
 
         Raises:
             ApiError: No leader known, passed on already, or the leader does not answer (503 with code
@@ -53,14 +58,14 @@ class LeaderClient:
         url = self._leader_url()
         if request.headers.get(FORWARDED) is not None or url is None:
             raise no_leader()
-        body = await request.read()
+        data = await request.read() if body is None else json.dumps(body).encode()
         headers = {"Authorization": request.headers.get("Authorization", ""), FORWARDED: self._me}
         if "Content-Type" in request.headers:
             headers["Content-Type"] = request.headers["Content-Type"]
         self.forwarded += 1
         try:
             async with self._client().request(
-                request.method, f"{url}{request.rel_url.raw_path_qs}", data=body, headers=headers, allow_redirects=False
+                request.method, f"{url}{request.rel_url.raw_path_qs}", data=data, headers=headers, allow_redirects=False
             ) as response:
                 answer = await response.content.read(ANSWER_BYTES_MAX + 1)
                 while len(answer) <= ANSWER_BYTES_MAX and not response.content.at_eof():

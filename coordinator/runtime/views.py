@@ -153,9 +153,8 @@ def participants(ledger: Ledger, live: LiveView | None) -> dict[str, Any]:
 
 def topology(ledger: Ledger) -> dict[str, Any]:
     """The current topology."""
-    from protocol.topology import Topology
-
     from protocol.ids import TopologyVersion
+    from protocol.topology import Topology
 
     record = ledger.state.topology
     built = Topology(TopologyVersion(record.version), record.members)

@@ -1,0 +1,303 @@
+"""The HTTP API under `/v1`: what is read. Writes are in `writes`, what lies in the store in `stored`.
+
+Reads are answered from this coordinator's own replica, which may be behind; ``?fresh=1`` makes a barrier first, so that
+the answer holds everything committed before the request. Every answer says with `Cleancut-Leader` whether the
+coordinator that gave it leads.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from aiohttp import web
+
+from coordinator.blame import why
+from coordinator.runtime import views
+from coordinator.runtime.access import AccessCounts, access_middleware
+from coordinator.runtime.answers import ApiError, errors_middleware, json_answer, query_flag, query_number
+from coordinator.runtime.forward import LEADER
+from coordinator.runtime.metrics import Exposition
+from coordinator.runtime.page import add_page
+from coordinator.runtime.stored import add_stored_routes
+from coordinator.runtime.writes import add_write_routes
+from protocol.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from coordinator.ledger import EpochRecord
+    from coordinator.runtime.service import Service
+
+log = logging.getLogger("cleancut.api")
+
+EPOCHS_LISTED_MAX: Final = 1_000
+FRESH_SECONDS_MAX: Final = 5.0
+TICK_AGE_SECONDS_MAX: Final = 2.0
+FREE_BYTES_MIN: Final = 100 << 20
+"""Less free space than this on the disk of the journal or the store is worth a warning."""
+
+
+class Api:
+    """Handlers that read."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    # --- helpers ---
+
+    async def fresh(self, request: web.Request) -> None:
+        """With ``?fresh=1``: wait until this replica holds all that was committed before the request."""
+        if query_flag(request, "fresh"):
+            await self._service.group.barrier(FRESH_SECONDS_MAX)
+
+    def record(self, request: web.Request) -> EpochRecord:
+        """The epoch that the path names: a number, or ``latest`` for the newest committed one."""
+        ledger = self._service.ledger
+        text = request.match_info["epoch"]
+        if text == "latest":
+            found = ledger.newest_committed()
+            if found is None:
+                raise ApiError(404, "no-epoch", "no epoch has committed yet", "`cleancut epoch trigger` starts one")
+            return found
+        if not text.isascii() or not text.isdigit() or len(text) > 18:
+            raise ApiError(400, "bad-epoch", f"{text[:40]!a} is neither a number nor `latest`")
+        number = int(text)
+        found = ledger.epoch(number)
+        if found is None:
+            newest = ledger.state.epoch
+            if 0 < number <= newest:
+                hint = "its manifest may still be in the store: `cleancut epoch verify --store`"
+                raise ApiError(404, "forgotten-epoch", f"the history of epoch {number} is no longer kept", hint)
+            raise ApiError(404, "no-epoch", f"there is no epoch {number}; the newest is {newest}")
+        return found
+
+    # --- handlers ---
+
+    async def status(self, request: web.Request) -> web.Response:
+        """The cluster at a glance."""
+        await self.fresh(request)
+        service = self._service
+        return json_answer(
+            views.status(
+                service.ledger,
+                service.live,
+                coordinators=service.coordinators(),
+                leader=service.leader_id,
+                version=__version__,
+            )
+        )
+
+    async def participants(self, request: web.Request) -> web.Response:
+        """All participants that are remembered."""
+        await self.fresh(request)
+        return json_answer(views.participants(self._service.ledger, self._service.live))
+
+    async def topology(self, request: web.Request) -> web.Response:
+        """The current topology."""
+        await self.fresh(request)
+        return json_answer(views.topology(self._service.ledger))
+
+    async def epochs(self, request: web.Request) -> web.Response:
+        """Epochs, newest first."""
+        await self.fresh(request)
+        limit = max(1, query_number(request, "limit", 50, EPOCHS_LISTED_MAX))
+        before = query_number(request, "before", 0, 1 << 62)
+        return json_answer(views.epochs(self._service.ledger, self._service.live, limit=limit, before=before))
+
+    async def epoch(self, request: web.Request) -> web.Response:
+        """One epoch."""
+        await self.fresh(request)
+        return json_answer(views.epoch_full(self.record(request), self._service.live))
+
+    async def why(self, request: web.Request) -> web.Response:
+        """What an epoch waited for, in words."""
+        await self.fresh(request)
+        record = self.record(request)
+        service = self._service
+        # Only the leader knows where those who have not reported are.
+        told = service.driver.leader.why(record.epoch, service.clock.now()) if service.leads else None
+        return json_answer(told if told is not None else why(record))
+
+    async def policy(self, request: web.Request) -> web.Response:
+        """The policy in force."""
+        await self.fresh(request)
+        return json_answer(self._service.ledger.policy.document())
+
+    async def events(self, request: web.Request) -> web.StreamResponse:
+        """Server-sent events."""
+        return await self._service.events.serve(request)
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 if this coordinator can do its part; 503 with the reasons. Needs no token and tells no names."""
+        reasons = self._service.unready()
+        return json_answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
+
+    async def doctor(self, request: web.Request) -> web.Response:
+        """What a person would look at first when something is wrong."""
+        await self.fresh(request)
+        checks = [*self._group_checks(), *self._cluster_checks(), *await self._disk_checks()]
+        return json_answer({"checks": checks, "ok": all(check["ok"] for check in checks)})
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus' text format."""
+        return web.Response(body=self._exposition().text().encode(), headers={"Content-Type": Exposition.CONTENT_TYPE})
+
+    # --- checks ---
+
+    def _group_checks(self) -> list[dict[str, Any]]:
+        service = self._service
+        found = []
+        leader = service.leader_id
+        found.append(
+            _check(
+                "leader",
+                leader is not None,
+                f"{leader} leads in term {service.ledger.state.term}" if leader else "nobody leads",
+                "a quorum of coordinators must run and reach each other on their raft addresses",
+            )
+        )
+        known_down = [each["id"] for each in service.coordinators() if each["up"] is False]
+        found.append(
+            _check(
+                "coordinators",
+                not known_down,
+                f"not reached from here: {', '.join(known_down)}" if known_down else "all are reached",
+                "look at their logs; the cluster works while a quorum is up",
+            )
+        )
+        return found
+
+    def _cluster_checks(self) -> list[dict[str, Any]]:
+        ledger = self._service.ledger
+        live = self._service.live
+        silent = [
+            record.id
+            for record in ledger.participants()
+            if record.live and live is not None and not live.connected(record.session)
+        ]
+        newest = ledger.newest_committed()
+        age = None if newest is None else max(0, time.time_ns() - newest.ended_at) // 1_000_000_000
+        state = ledger.state
+        return [
+            _check(
+                "participants",
+                bool(state.topology.members) and not silent,
+                f"without a connection: {', '.join(silent[:10])}"
+                if silent
+                else f"{len(state.topology.members)} members in topology {state.topology.version}",
+                "a participant that stays away loses its session after its lease",
+            ),
+            _check(
+                "epochs",
+                newest is not None and state.failures == 0,
+                f"{state.failures} aborted in a row; the last commit was {age} s ago"
+                if newest is not None
+                else "none has committed yet",
+                "`cleancut epoch why N` says what an epoch waited for",
+            ),
+        ]
+
+    async def _disk_checks(self) -> list[dict[str, Any]]:
+        service = self._service
+        found = []
+        try:
+            await service.driver.in_thread(service.probe_store, 10.0)
+            found.append(_check("store", ok=True, detail=f"{service.store.url} can be written", hint=""))
+        except Exception as error:  # noqa: BLE001 - whatever the store says is the finding
+            hint = "epochs abort until it can be written again; nothing needs a restart"
+            found.append(_check("store", ok=False, detail=str(error) or type(error).__name__, hint=hint))
+        usage = shutil.disk_usage(service.config.data_dir)
+        found.append(
+            _check(
+                "journal disk",
+                usage.free >= FREE_BYTES_MIN,
+                f"{usage.free >> 20} MiB free at {service.config.data_dir}",
+                "a coordinator whose journal cannot grow stops",
+            )
+        )
+        return found
+
+    def _exposition(self) -> Exposition:
+        service = self._service
+        ledger, driver = service.ledger, service.driver
+        state = ledger.state
+        out = Exposition()
+        out.gauges("build_info", "Version of this build.", "version", {__version__: 1})
+        out.gauge("leader", "1 if this coordinator leads.", int(service.leads))
+        out.gauge("term", "Newest term in the ledger.", state.term)
+        out.gauge("incarnation", "The cluster's generation.", state.incarnation)
+        out.gauge("topology_version", "Version of the current topology.", state.topology.version)
+        out.gauge("topology_members", "Members of the current topology.", len(state.topology.members))
+        out.counter("epochs_committed_total", "Epochs committed, ever.", state.committed_count)
+        out.counter("epochs_aborted_total", "Epochs aborted, ever.", state.aborted_count)
+        out.gauge("epochs_open", "Epochs that are neither committed nor aborted.", len(ledger.open_epochs()))
+        out.gauge("epoch_newest", "Newest epoch started.", state.epoch)
+        out.gauge("epoch_committed", "Newest epoch committed.", state.committed)
+        out.gauge("epoch_failures_in_a_row", "Aborts since the last commit.", state.failures)
+        newest = ledger.newest_committed()
+        if newest is not None:
+            out.gauge("epoch_committed_timestamp_seconds", "When it committed.", newest.ended_at / 1e9)
+            out.gauge("epoch_duration_seconds", "How long it took.", newest.took_ns / 1e9)
+            out.gauge("epoch_state_bytes", "State in it.", newest.state_bytes)
+            out.gauge("epoch_new_bytes", "Bytes written for it.", newest.new_bytes)
+            out.gauge("epoch_in_flight", "In-flight messages recorded in it.", newest.in_flight)
+        by_state = {"joining": 0, "member": 0, "leaving": 0, "lost": 0, "left": 0}
+        for record in ledger.participants():
+            by_state[record.state] = by_state.get(record.state, 0) + 1
+        out.gauges("participants", "Participants by state.", "state", by_state)
+        out.gauge("control_connections", "Open control connections.", driver.hub.open_count)
+        out.counters("control_connections_total", "Control connections and what ended them.", "what", driver.hub.counts)
+        out.counters("requests_refused_total", "Requests refused, by cause.", "cause", service.access.refused)
+        out.counter("connections_turned_away_total", "Connections over the limit.", service.listener.turned_away)
+        out.gauges("machine", "State of the leader's machine.", "what", driver.leader.statistics())
+        out.counters("driver_total", "What the leader's driver did.", "what", driver.counts)
+        out.gauge("store_threads_busy", "Store operations under way.", driver.store_threads_busy)
+        for name, value in sorted(service.raft_numbers().items()):
+            out.gauge(f"raft_{name}", "From the raft group.", value)
+        return out
+
+
+def _check(name: str, ok: bool, detail: str, hint: str) -> dict[str, Any]:  # noqa: FBT001 (four plain facts)
+    return {"name": name, "ok": ok, "detail": detail, "hint": "" if ok else hint}
+
+
+def build_app(service: Service) -> web.Application:
+    """All routes with access, errors and the leader header around them."""
+
+    @web.middleware
+    async def say_who_leads(
+        request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        response = await handler(request)
+        if not response.prepared:
+            response.headers.setdefault(LEADER, "1" if service.leads else "0")
+            response.headers.setdefault("X-Content-Type-Options", "nosniff")
+        return response
+
+    hosts = {service.config.http.host, *service.config.hosts}
+    hosts |= {service.config.member(name).http.host for name in service.config.members}
+    service.access = AccessCounts()
+    app = web.Application(
+        client_max_size=64 << 10,
+        middlewares=[say_who_leads, errors_middleware(log), access_middleware(service.keys, hosts, service.access)],
+    )
+    api = Api(service)
+    app.router.add_get("/healthz", api.health)
+    app.router.add_get("/metrics", api.metrics)
+    app.router.add_get("/v1/status", api.status)
+    app.router.add_get("/v1/participants", api.participants)
+    app.router.add_get("/v1/topology", api.topology)
+    app.router.add_get("/v1/epochs", api.epochs)
+    app.router.add_get("/v1/epochs/{epoch}", api.epoch)
+    app.router.add_get("/v1/epochs/{epoch}/why", api.why)
+    app.router.add_get("/v1/policy", api.policy)
+    app.router.add_get("/v1/doctor", api.doctor)
+    app.router.add_get("/v1/events", api.events)
+    app.router.add_get("/v1/participant", service.driver.hub.serve)
+    add_stored_routes(app, service, api)
+    add_write_routes(app, service, api)
+    add_page(app)
+    return app

@@ -1,0 +1,360 @@
+"""Drives the leader's machine: feeds it one event at a time and carries out what it orders.
+
+Everything here runs on the service's loop. `feed` is synchronous: events that arise while one is being handled wait in a
+queue, so the machine never sees an event inside another one, and its effects begin in the order in which it gave them.
+Work that takes time (the log, the store) runs beside and comes back as an event.
+
+An exception here, or in the machine, is a bug. It ends the process with a clear word: half a coordinator, which answers
+but starts no epoch, is worse than none (another one takes over).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final, TypeVar, assert_never
+
+from coordinator.assembler import assemble_from_store
+from coordinator.events import (
+    AbortRequested,
+    Answer,
+    AssembleCut,
+    BecameLeader,
+    CloseConnection,
+    CommandAmbiguous,
+    CommandApplied,
+    CommandRefused,
+    CutAssembled,
+    Disconnected,
+    EpochTriggered,
+    LeaderKnown,
+    LostLeadership,
+    ManifestFailed,
+    ManifestStored,
+    MessageArrived,
+    ParticipantConnected,
+    PolicyChanged,
+    Propose,
+    Send,
+    SetTimer,
+    SnapshotsUnreadable,
+    StoreManifest,
+    TimerFired,
+)
+from coordinator.ledger import encode_command
+from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
+from protocol.digests import manifest_key
+from protocol.errors import LimitExceeded, Refused, SnapshotError, Unreachable
+from protocol.ids import Epoch, Instant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from coordinator.events import Effect, Event
+    from coordinator.ledger import Command, CommandId, Result
+    from coordinator.machine import Leader
+    from coordinator.policy import PolicySettings
+    from coordinator.runtime.raft import RaftGroup
+    from protocol.keys import ClusterKeys
+    from protocol.messages import ToCoordinator
+    from protocol.ports import ObjectStore
+
+log = logging.getLogger("cleancut.driver")
+T = TypeVar("T")
+
+SUBMIT_SECONDS_MAX: Final = 5.0
+"""One attempt to get a command into the log; what is unclear then is tried again by the machine, with the same id."""
+BARRIER_SECONDS_MAX: Final = 5.0
+STORE_SECONDS_MAX: Final = 60.0
+"""One attempt at the store; a store that hangs longer counts as failed, and the machine decides what follows."""
+STORE_THREADS: Final = 4
+EVENTS_IN_A_ROW_MAX: Final = 100_000
+"""Events that one `feed` may bring forth: more is a loop."""
+REQUEST_SECONDS_MAX: Final = 15.0
+"""A request of the API, through the log and back."""
+REQUESTS_MAX: Final = 256
+"""Requests of the API that wait for the machine's answer."""
+
+
+class Clock:
+    """Instants since this process's start."""
+
+    def __init__(self) -> None:
+        self._base = time.monotonic_ns()
+
+    def now(self) -> Instant:
+        """Monotonic, nanoseconds."""
+        return Instant(time.monotonic_ns() - self._base)
+
+
+class Driver:
+    """Runs one `Leader` machine.
+
+    Args:
+        leader: The machine.
+        group: This coordinator's part of the replicated log.
+        store: Object store of the cluster.
+        keys: Sign manifests.
+        clock: Instants.
+        leader_url: Where the leader is, "" if unknown or if it is this coordinator.
+        crashed: Called once, with the cause, when the process must end.
+    """
+
+    def __init__(
+        self,
+        leader: Leader,
+        group: RaftGroup,
+        store: ObjectStore,
+        keys: ClusterKeys,
+        *,
+        clock: Clock,
+        leader_url: Callable[[], str],
+        crashed: Callable[[BaseException], None],
+    ) -> None:
+        self.leader = leader
+        self.hub = ParticipantHub(self, clock=time.monotonic)
+        self._group = group
+        self._store = store
+        self._keys = keys
+        self._clock = clock
+        self._leader_url = leader_url
+        self._crashed = crashed
+        self._events: deque[Event] = deque()
+        self._running = False
+        self._dead = False
+        self._leading_term: int | None = None
+        """Of the leadership that the machine knows of."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._requests: dict[str, asyncio.Future[Result]] = {}
+        self._request_number = 0
+        self._threads = concurrent.futures.ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
+        self.store_threads_busy = 0
+        self.counts: dict[str, int] = {"events": 0, "proposals": 0, "refused": 0, "ambiguous": 0, "store_failures": 0}
+
+    # --- feeding ---
+
+    def feed(self, event: Event) -> None:
+        """Give the machine an event, now or right after the one that it is handling."""
+        self._events.append(event)
+        if self._running or self._dead:
+            return
+        self._running = True
+        try:
+            for _ in range(EVENTS_IN_A_ROW_MAX):
+                if not self._events:
+                    return
+                self.counts["events"] += 1
+                for effect in self.leader.step(self._events.popleft(), self._clock.now()):
+                    self._carry_out(effect)
+            self._crash(AssertionError("events bring forth events without end"))
+        except Exception as error:  # noqa: BLE001 - a driver's edge: any bug here ends the process
+            self._crash(error)
+        finally:
+            self._running = False
+
+    def _crash(self, error: BaseException) -> None:
+        if not self._dead:
+            self._dead = True
+            self._crashed(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._crash(error)
+
+    # --- what happens outside ---
+
+    def command_applied(self, command: CommandId, result: Result) -> None:
+        """This coordinator's ledger applied an entry."""
+        self.feed(CommandApplied(id=command, result=result))
+
+    def leadership_changed(self, leads: bool, term: int) -> None:  # noqa: FBT001 (the shape of the group's callback)
+        """This coordinator leads from now on, caught up with all terms before; or it does not lead any more."""
+        if self._leading_term is not None and (not leads or term != self._leading_term):
+            log.info("leadership of term %d is over", self._leading_term)
+            self._leading_term = None
+            self.feed(LostLeadership(leader=self._leader_url()))
+        if leads and self._leading_term is None:
+            log.info("leads in term %d", term)
+            self._leading_term = term
+            self.feed(BecameLeader(term=term))
+        elif not leads:
+            self.leader_known()
+
+    def leader_known(self) -> None:
+        """Where the leader is may have changed."""
+        if self._leading_term is None:
+            self.feed(LeaderKnown(leader=self._leader_url()))
+
+    def connection_opened(self, connection: int) -> None:
+        """From the hub."""
+        self.feed(ParticipantConnected(connection=connection))
+
+    def message_arrived(self, connection: int, message: ToCoordinator) -> None:
+        """From the hub."""
+        self.feed(MessageArrived(connection=connection, message=message))
+
+    def connection_lost(self, connection: int, reason: str) -> None:
+        """From the hub."""
+        self.feed(Disconnected(connection=connection, reason=reason))
+
+    # --- effects ---
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Propose(command=command):
+                self.counts["proposals"] += 1
+                self._spawn(self._propose(command))
+            case Send(connection=connection, message=message):
+                self.hub.send(connection, message)
+            case CloseConnection(connection=connection, reason=reason):
+                self.hub.close(connection, CLOSE_ORDERED, reason)
+            case AssembleCut():
+                self._spawn(self._assemble(effect))
+            case StoreManifest():
+                self._spawn(self._store_manifest(effect))
+            case SetTimer(at=at):
+                self._set_timer(at)
+            case Answer(request=request, result=result):
+                self._answer(request, result)
+            case _:
+                assert_never(effect)
+
+    async def _propose(self, command: Command) -> None:
+        try:
+            text = encode_command(command, at=time.time_ns())
+            await self._group.submit(text, timeout=SUBMIT_SECONDS_MAX)
+        except (Refused, LimitExceeded) as error:
+            self.counts["refused"] += 1
+            self.feed(CommandRefused(id=command.id, reason=str(error)))
+        except Unreachable as error:
+            self.counts["ambiguous"] += 1
+            self.feed(CommandAmbiguous(id=command.id, reason=str(error)))
+
+    async def _assemble(self, order: AssembleCut) -> None:
+        begun = self._clock.now()
+        try:
+            event = await self.in_thread(lambda: assemble_from_store(order.request, self._store, self._keys))
+        except TimeoutError:
+            cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
+            event = SnapshotsUnreadable(epoch=order.epoch, participant="", cause=cause)
+        if isinstance(event, CutAssembled):
+            event = CutAssembled(
+                epoch=event.epoch,
+                previous=event.previous,
+                manifest=event.manifest,
+                digest=event.digest,
+                took_ns=self._clock.now() - begun,
+            )
+        elif isinstance(event, SnapshotsUnreadable):
+            self.counts["store_failures"] += 1
+            log.warning("epoch %d: snapshots unreadable: %s", order.epoch, event.cause)
+        self.feed(event)
+
+    async def _store_manifest(self, order: StoreManifest) -> None:
+        begun = self._clock.now()
+        try:
+            await self.in_thread(lambda: self._store.put(manifest_key(Epoch(order.epoch)), order.manifest))
+        except SnapshotError as error:
+            cause = str(error)
+        except TimeoutError:
+            cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
+        else:
+            took = self._clock.now() - begun
+            self.feed(ManifestStored(epoch=order.epoch, digest=order.digest, took_ns=took))
+            return
+        self.counts["store_failures"] += 1
+        log.warning("epoch %d: manifest not stored: %s", order.epoch, cause)
+        self.feed(ManifestFailed(epoch=order.epoch, cause=cause))
+
+    async def in_thread(self, work: Callable[[], T], seconds: float = STORE_SECONDS_MAX) -> T:
+        """Blocking work on the store, on one of a few threads.
+
+        Raises:
+            TimeoutError: It takes longer than `seconds`; its thread stays with it until it ends.
+        """
+        self.store_threads_busy += 1
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        future.add_done_callback(self._thread_free)
+        async with asyncio.timeout(seconds):
+            return await asyncio.shield(future)
+
+    def _thread_free(self, future: asyncio.Future[T]) -> None:
+        self.store_threads_busy -= 1
+        if not future.cancelled():
+            future.exception()  # Whoever waited has it; a late one after a timeout has nobody.
+
+    def _set_timer(self, at: Instant) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(0, at - self._clock.now()) / 1e9
+        self._timer = asyncio.get_running_loop().call_later(delay, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.feed(TimerFired())
+
+    # --- requests of the API ---
+
+    async def ask(self, make: Callable[[str], Event], seconds: float) -> Result:
+        """Feed a request and wait for its answer.
+
+        Args:
+            make: The event, given the request's id.
+            seconds: After that long the answer is ``unknown-outcome``.
+        """
+        if len(self._requests) >= REQUESTS_MAX:
+            return {"ok": False, "code": "busy", "sentence": f"{REQUESTS_MAX} requests wait already"}
+        self._request_number += 1
+        request = f"r{self._request_number}"
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._requests[request] = future
+        self.feed(make(request))
+        try:
+            async with asyncio.timeout(seconds):
+                return await future
+        except TimeoutError:
+            sentence = f"no answer within {seconds:.0f} s; it may still happen"
+            return {"ok": False, "code": "unknown-outcome", "sentence": sentence}
+        finally:
+            self._requests.pop(request, None)
+
+    def _answer(self, request: str, result: Result) -> None:
+        future = self._requests.get(request)
+        if future is not None and not future.done():
+            future.set_result(result)
+
+    async def trigger_epoch(self, reason: str) -> Result:
+        """Ask for an epoch; the result names its number."""
+        return await self.ask(lambda request: EpochTriggered(request=request, reason=reason), REQUEST_SECONDS_MAX)
+
+    async def abort_epoch(self, epoch: int, reason: str) -> Result:
+        """End an epoch that is not sealed."""
+        return await self.ask(
+            lambda request: AbortRequested(request=request, epoch=epoch, reason=reason), REQUEST_SECONDS_MAX
+        )
+
+    async def change_policy(self, policy: PolicySettings) -> Result:
+        """Another policy from now on."""
+        return await self.ask(lambda request: PolicyChanged(request=request, policy=policy), REQUEST_SECONDS_MAX)
+
+    async def close(self) -> None:
+        """Take no more events and drop what runs. Threads that hang in the store are left behind."""
+        self._dead = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for future in self._requests.values():
+            future.cancel()
+        self._threads.shutdown(wait=False, cancel_futures=True)

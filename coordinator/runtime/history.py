@@ -1,0 +1,132 @@
+"""What an applied ledger entry means to people: the events of `/v1/events` and the log.
+
+Every coordinator applies every entry, so every coordinator tells the same events, in the same order, whoever leads.
+Entries of the journal are told again at a start, with their own times; a command that was applied once and came again is
+told once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+import msgspec
+
+from coordinator.ledger import (
+    AbortCommand,
+    Command,
+    CommitCommand,
+    ConfigureCommand,
+    LeadCommand,
+    LeaveCommand,
+    MarkLostCommand,
+    RegisterCommand,
+    ReportsCommand,
+    SealCommand,
+    StartCommand,
+    TopologyCommand,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from coordinator.ledger import CommandId, Ledger, Result
+    from coordinator.runtime.events import EventLog
+
+log = logging.getLogger("cleancut.ledger")
+
+REMEMBERED_MAX: Final = 4_096
+"""Ids of commands told lately: a command is sent again within seconds or never."""
+
+_commands: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
+
+
+class Historian:
+    """Turns applied entries into events."""
+
+    def __init__(self, ledger: Ledger, events: EventLog) -> None:
+        self._ledger = ledger
+        self._events = events
+        self._told: dict[CommandId, None] = {}
+
+    def applied(self, command_json: str, result: Result) -> CommandId | None:
+        """Tell what this entry did.
+
+        Returns:
+            The command's id; None: the entry is not a command.
+        """
+        try:
+            command = _commands.decode(command_json)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            log.warning("an entry of the log is not a command of this build: %a", command_json[:120])
+            return None
+        if command.id in self._told:
+            return command.id
+        self._told[command.id] = None
+        if len(self._told) > REMEMBERED_MAX:
+            del self._told[next(iter(self._told))]
+        if result["ok"]:
+            for kind, details in self._told_by(command, result):
+                self._events.record(kind, command.at // 1_000_000, **details)
+                log.info("%s %s", kind, " ".join(f"{name}={_shown(value)}" for name, value in details.items()))
+        return command.id
+
+    def _told_by(self, command: Command, result: Result) -> Iterator[tuple[str, dict[str, Any]]]:
+        match command:
+            case LeadCommand():
+                yield "leader-elected", {"leader": command.coordinator, "term": command.term}
+            case ConfigureCommand():
+                yield "policy-changed", {"policy": command.policy.document()}
+            case RegisterCommand():
+                yield "participant-registered", {"participant": command.participant, "session": result.get("session")}
+            case MarkLostCommand():
+                participant = result.get("participant")
+                details = {"participant": participant, "session": command.session, "cause": command.cause}
+                yield "participant-lost", details
+                for epoch in result.get("aborted", []):
+                    yield "epoch-aborted", self._aborted(epoch)
+            case LeaveCommand():
+                yield "participant-leaving", {"participant": result.get("participant"), "session": command.session}
+            case TopologyCommand():
+                yield "topology-changed", {"version": command.version, "members": result.get("members")}
+                for session in result.get("left", []):
+                    record = self._ledger.by_session(session)
+                    yield "participant-left", {"participant": record.id if record else None, "session": session}
+            case StartCommand():
+                details = {"epoch": result["epoch"], "reason": command.reason, "members": result.get("members")}
+                yield "epoch-started", details
+            case ReportsCommand():
+                for outcome in result.get("outcomes", []):
+                    yield "epoch-reported", outcome
+            case AbortCommand():
+                yield "epoch-aborted", self._aborted(command.epoch)
+            case SealCommand():
+                if result.get("outcome") == "sealed":
+                    yield "epoch-sealed", {"epoch": command.epoch, "manifest": command.manifest}
+            case CommitCommand():
+                if result.get("outcome") == "committed":
+                    yield "epoch-committed", self._committed(command)
+            case _:
+                assert_never(command)
+
+    def _aborted(self, epoch: int) -> dict[str, Any]:
+        record = self._ledger.epoch(epoch)
+        if record is None or record.abort is None:
+            return {"epoch": epoch}
+        why = record.abort
+        return {"epoch": epoch, "participant": why.participant or None, "phase": why.phase, "cause": why.cause}
+
+    def _committed(self, command: CommitCommand) -> dict[str, Any]:
+        details: dict[str, Any] = {"epoch": command.epoch, "manifest": command.manifest}
+        record = self._ledger.epoch(command.epoch)
+        if record is not None:
+            details |= {
+                "duration_ms": record.took_ns // 1_000_000,
+                "state_bytes": record.state_bytes,
+                "in_flight": record.in_flight,
+            }
+        return details
+
+
+def _shown(value: object) -> str:
+    return ascii(value) if isinstance(value, str) and (" " in value or not value.isprintable()) else str(value)

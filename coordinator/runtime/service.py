@@ -1,0 +1,354 @@
+"""The coordinator's process: builds every part, runs until it is told to end, and ends in order.
+
+Order of the start: refuse what cannot work (settings, secret, folder, store, port), then listen, then join the group.
+Nothing is announced as ready before the API answers. Order of the end: no new connections, the group is left, the
+control connections are closed, the rest is dropped; the process then ends with 0.
+
+``python -m coordinator.runtime.service --config FILE`` runs one coordinator; so does ``cleancut coordinator``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from coordinator.config import CoordinatorConfig, load_config
+from coordinator.ledger import Ledger
+from coordinator.runtime.changes import Changes
+from coordinator.runtime.events import EventLog
+from coordinator.runtime.history import Historian
+from coordinator.runtime.home import DataDir
+from coordinator.runtime.logs import set_up_logs
+from protocol.errors import ConfigError, SnapshotError, StoreError
+from protocol.keys import ClusterKeys, read_secret
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from coordinator.config import Address
+    from coordinator.runtime.access import AccessCounts
+    from coordinator.runtime.views import LiveView
+    from protocol.ports import ObjectStore
+
+log = logging.getLogger("cleancut.service")
+
+EXIT_DONE: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+END_SECONDS_MAX: Final = 5.0
+"""The orderly end; what is not done then is dropped."""
+LEADER_WATCH_SECONDS: Final = 0.1
+"""How often a coordinator that does not lead looks who does."""
+
+
+class Service:
+    """One running coordinator. Attributes are set up in `start` and read by the API."""
+
+    access: AccessCounts
+
+    def __init__(self, config: CoordinatorConfig) -> None:
+        from coordinator.runtime.driver import Clock
+
+        self.config = config
+        self.clock = Clock()
+        self.boot_id = secrets.token_hex(8)
+        self.keys = ClusterKeys.from_secret(read_secret(config.secret_file))
+        self.store: ObjectStore = _open_store(config)
+        self.events = EventLog(self.boot_id)
+        self.changes = Changes()
+        self.ledger = Ledger(config.cluster)
+        """What the API and the machine read: follows the group entry by entry, on the service's loop."""
+        self._group_ledger = Ledger(config.cluster)
+        """What the group applies to, on its own thread. Two equal replicas instead of a lock around one."""
+        self._historian = Historian(self.ledger, self.events)
+        self._crash: BaseException | None = None
+        self._ended = asyncio.Event()
+        self._ending = False
+
+    # --- life ---
+
+    async def start(self) -> Address:
+        """Listen and join the group; returns the API's address."""
+        from aiohttp import web
+
+        from coordinator.machine import Leader
+        from coordinator.runtime.api import build_app
+        from coordinator.runtime.driver import Driver
+        from coordinator.runtime.forward import LeaderClient
+        from coordinator.runtime.listener import IDLE_SECONDS_MAX, Listener
+        from coordinator.runtime.raft import RaftGroup
+
+        self.group = RaftGroup(
+            raft_config(self.config),
+            apply=self._group_ledger.apply,
+            snapshot=self._group_ledger.dump,
+            restore=self._group_ledger.load,
+            on_applied=self._applied,
+            on_restored=self._restored,
+            on_fatal=self.crashed,
+        )
+        leader = Leader(
+            self.ledger,
+            coordinator=self.config.id,
+            client=f"{self.config.id}.{self.boot_id}",
+            policy=self.config.policy,
+            lease_ns=self.config.lease_ms * 1_000_000,
+        )
+        self.driver = Driver(
+            leader,
+            self.group,
+            self.store,
+            self.keys,
+            clock=self.clock,
+            leader_url=lambda: self.leader_url or "",
+            crashed=self.crashed,
+        )
+        self.forward = LeaderClient(self.config.id, lambda: self.leader_url, seconds_max=60.0)
+        self._runner = web.AppRunner(
+            build_app(self), access_log=None, keepalive_timeout=IDLE_SECONDS_MAX, shutdown_timeout=1.0
+        )
+        await self._runner.setup()
+        self.listener = Listener(self._runner, self.config.http)
+        address = await self.listener.start()
+        self.group.on_leadership(self.driver.leadership_changed)
+        await self.group.start()
+        self._watch = asyncio.create_task(self._watch_leader())
+        return address
+
+    async def run_until_ended(self) -> int:
+        """Wait for `end` or a crash, then end in order; returns the exit code."""
+        await self._ended.wait()
+        self._ending = True
+        try:
+            async with asyncio.timeout(END_SECONDS_MAX):
+                await self._stop()
+        except TimeoutError:
+            log.warning("the orderly end took longer than %.0f s; the rest is dropped", END_SECONDS_MAX)
+        return EXIT_DONE if self._crash is None else EXIT_FAILED
+
+    async def _stop(self) -> None:
+        self.listener.stop_listening()
+        self._watch.cancel()
+        self.events.close()
+        self.driver.hub.end()
+        await self.group.stop()
+        await self.driver.close()
+        await self.forward.close()
+        await self._runner.cleanup()
+
+    def end(self) -> None:
+        """End in order. Idempotent."""
+        self._ended.set()
+
+    def crashed(self, error: BaseException) -> None:
+        """A bug of ours: say so and end, so that another coordinator takes over."""
+        if self._crash is None and not self._ending:
+            self._crash = error
+            log.critical("this coordinator ends because of a defect", exc_info=error)
+        self._ended.set()
+
+    # --- the group ---
+
+    def _restored(self, text: str) -> None:
+        try:
+            self.ledger.load(text)
+        except SnapshotError as error:
+            self.crashed(error)
+            return
+        self.events.record("ledger-restored", time.time_ns() // 1_000_000, epoch=self.ledger.state.epoch)
+        self.changes.changed()
+
+    def _applied(self, command_json: str, result_json: str) -> None:
+        from coordinator.ledger import parse_result
+
+        try:
+            mine = self.ledger.apply(command_json)
+            assert mine == result_json, f"two replicas in one process differ: {mine[:200]!a}, {result_json[:200]!a}"
+            result = parse_result(mine)
+            command = self._historian.applied(command_json, result)
+        except Exception as error:  # noqa: BLE001 - a driver's edge: a replica that cannot follow must end
+            self.crashed(error)
+            return
+        if command is not None:
+            self.driver.command_applied(command, result)
+        self.changes.changed()
+
+    async def _watch_leader(self) -> None:
+        known: str | None = ""
+        while True:
+            if self.leader_url != known:
+                known = self.leader_url
+                self.driver.leader_known()
+            await asyncio.sleep(LEADER_WATCH_SECONDS)
+
+    # --- what the API asks ---
+
+    @property
+    def leads(self) -> bool:
+        """Whether this coordinator leads and has its own entry in the log."""
+        return self.driver.leader.leading
+
+    @property
+    def live(self) -> LiveView | None:
+        """What only a leader knows; None elsewhere."""
+        return self.driver.leader.live(self.clock.now()) if self.leads else None
+
+    @property
+    def leader_id(self) -> str | None:
+        """Who leads as far as this coordinator knows."""
+        if self.leads:
+            return self.config.id
+        leader = self.group.leader
+        return None if leader is None or leader == self.config.id else str(leader)
+
+    @property
+    def leader_url(self) -> str | None:
+        """Where the leader answers, if it is another one."""
+        leader = self.leader_id
+        if leader is None or leader == self.config.id or leader not in self.config.peers:
+            return None
+        return f"http://{self.config.member(leader).http}"
+
+    def coordinators(self) -> list[Mapping[str, Any]]:
+        """All coordinators as this one sees them; `up` and `applied` are null where it cannot know."""
+        status = self.group.status()
+        leader = self.leader_id
+        peers = status.get("peers", {})
+        rows: list[Mapping[str, Any]] = []
+        for name in self.config.members:
+            me = name == self.config.id
+            peer = peers.get(name, {})
+            rows.append(
+                {
+                    "id": name,
+                    "address": str(self.config.member(name).http),
+                    "up": True if me else peer.get("connected"),
+                    "leader": name == leader,
+                    "applied": status.get("applied") if me else peer.get("acknowledged"),
+                }
+            )
+        return rows
+
+    def raft_numbers(self) -> dict[str, int]:
+        """Numbers of the group's status, flat."""
+        return {
+            name: int(value)
+            for name, value in self.group.status().items()
+            if isinstance(value, int) and value >= 0 and name not in {"is_leader", "term"}
+        }
+
+    def unready(self) -> list[str]:
+        """Why this coordinator cannot do its part; empty: it can."""
+        reasons = []
+        if self._ending or self._ended.is_set():
+            reasons.append("ending")
+        if not self.group.is_ready:
+            reasons.append("the replica has not caught up")
+        if self.leader_id is None:
+            reasons.append("no leader")
+        return reasons
+
+    def probe_store(self) -> None:
+        """Write and delete a small object. Blocks.
+
+        Raises:
+            StoreError: The store cannot be written.
+        """
+        key = f"probes/{self.config.id}-{self.boot_id}"
+        self.store.put(key, b"can this coordinator write?")
+        self.store.delete(key)
+
+
+def raft_config(config: CoordinatorConfig) -> Any:  # noqa: ANN401 (imported late: start-up time)
+    """The group's settings."""
+    from coordinator.runtime.raft.config import RaftConfig, TlsFiles, timing_preset
+
+    tls = config.tls
+    return RaftConfig(
+        id=config.id,
+        cluster=config.cluster,
+        folder=config.data_dir / "raft",
+        peers={name: str(config.member(name).raft) for name in config.members if name != config.id},
+        listen=str(config.raft),
+        tls=None if tls is None else TlsFiles(ca=tls.ca, certificate=tls.cert, key=tls.key),
+        timing=timing_preset(config.timing),
+    )
+
+
+def _open_store(config: CoordinatorConfig) -> ObjectStore:
+    from protocol.storage import open_store
+
+    try:
+        return open_store(config.store, config.cluster)
+    except StoreError as error:
+        raise ConfigError("store", f"{config.store} cannot be used: {error}") from error
+
+
+async def serve(config: CoordinatorConfig) -> int:
+    """Run one coordinator until SIGTERM or SIGINT; returns the exit code.
+
+    Raises:
+        SnapshotError: It cannot start; nothing runs any more.
+    """
+    loop = asyncio.get_running_loop()
+    with DataDir(config.data_dir, cluster=config.cluster, coordinator=config.id):
+        service = Service(config)
+        try:
+            await asyncio.to_thread(service.probe_store)
+        except StoreError as error:
+            raise ConfigError("store", f"{config.store} cannot be written: {error}") from error
+        address = await service.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.end)
+        print(f"coordinator {config.id} of {config.cluster} ready at http://{address}", flush=True)  # noqa: T201
+        code = await service.run_until_ended()
+        log.info("ended")
+        return code
+
+
+def run(config: CoordinatorConfig) -> int:
+    """Run one coordinator in this process, with its logs on standard error; returns the exit code."""
+    if sys.flags.optimize:
+        print("coordinator: python -O removes the checks that keep data safe; run without it", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    set_up_logs(as_json=config.log_json, coordinator=config.id)
+    try:
+        return asyncio.run(serve(config))
+    except ConfigError as error:
+        log.error("cannot start: %s", error)  # noqa: TRY400 (a sentence for an operator, no traceback)
+        return EXIT_USAGE
+    except SnapshotError as error:
+        log.error("cannot start: %s", error)  # noqa: TRY400
+        return EXIT_FAILED
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line of this module."""
+    parser = argparse.ArgumentParser(prog="python -m coordinator.runtime.service", description="Run one coordinator.")
+    parser.add_argument("--config", help="TOML file; CLEANCUT_* variables are read too")
+    parser.add_argument("--log-json", action="store_true", default=None, help="one JSON document per log line")
+    given = parser.parse_args(arguments)
+    try:
+        config = load_config(given.config, env=os.environ, flags={"log_json": given.log_json})
+    except ConfigError as error:
+        print(f"coordinator: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_USAGE
+    return run(config)
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A thread that hangs in a dead store must not keep the process: everything durable is durable already.
+    with contextlib.suppress(Exception):
+        logging.shutdown()
+    os._exit(code)

@@ -1,0 +1,129 @@
+"""What changes the cluster: start and abort epochs, set the policy.
+
+The leader does it; another coordinator passes the request on, once. A trigger that is to wait for the epoch's end waits
+at the coordinator that was asked, on its own replica: the leader may die meanwhile, the answer comes all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from coordinator.policy import PolicySettings
+from coordinator.runtime import views
+from coordinator.runtime.answers import ApiError, json_answer, read_object
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from coordinator.ledger import Result
+    from coordinator.runtime.api import Api
+    from coordinator.runtime.service import Service
+
+WAIT_SECONDS_MAX: Final = 600.0
+"""Longest wait for the end of an epoch."""
+WAIT_BEYOND_DEADLINE_SECONDS: Final = 15.0
+"""An epoch ends by its deadline; a change of leader and a sealed epoch's last steps come on top."""
+
+_STATUS_OF: Final = {
+    "unknown": 404,
+    "not-leader": 503,
+    "unknown-outcome": 503,
+    "busy": 429,
+    "stale-term": 503,
+    "malformed": 400,
+}
+_HINT_OF: Final = {
+    "epoch-open": "wait for it, or abort it: `cleancut epoch abort N`",
+    "too-soon": "the policy's minimum pause is not over",
+    "no-members": "start a participant first",
+    "not-ready": "try again in a moment",
+    "unknown-outcome": "look at the list of epochs before you try again",
+    "sealed": "a sealed epoch commits; it cannot be aborted",
+}
+_POLICY_KEYS: Final[dict[str, type]] = {name: type(value) for name, value in PolicySettings().document().items()}
+
+
+class Writes:
+    """Handlers that write."""
+
+    def __init__(self, service: Service, api: Api) -> None:
+        self._service = service
+        self._api = api
+
+    async def trigger(self, request: web.Request) -> web.Response:
+        """Start an epoch: 201 with its record; with ``wait`` after its end, 200."""
+        body = await read_object(request, {"reason": str, "wait": bool})
+        wait = body.get("wait", False)
+        if self._service.leads:
+            result = _demand(await self._service.driver.trigger_epoch(body.get("reason") or "manual"))
+            number = int(result["epoch"])
+        else:
+            answer = await self._service.forward.pass_on(request, body={**body, "wait": False})
+            if not wait or answer.status != 201:
+                return answer
+            number = int(_document(answer)["epoch"])
+        if wait:
+            await self._wait_end(number)
+        record = self._service.ledger.epoch(number)
+        assert record is not None
+        return json_answer(views.epoch_full(record, self._service.live), status=201)
+
+    async def _wait_end(self, number: int) -> None:
+        ledger = self._service.ledger
+        deadline_ns = ledger.policy.deadline_ns
+        seconds = min(WAIT_SECONDS_MAX, deadline_ns / 1e9 + WAIT_BEYOND_DEADLINE_SECONDS)
+
+        def ended() -> bool:
+            record = ledger.epoch(number)
+            return record is not None and not record.open
+
+        if not await self._service.changes.wait_until(ended, seconds):
+            raise ApiError(
+                504,
+                "still-open",
+                f"epoch {number} has not ended within {seconds:.0f} s",
+                f"`cleancut epoch why {number}`",
+            )
+
+    async def abort(self, request: web.Request) -> web.Response:
+        """End an epoch that is not sealed."""
+        if not self._service.leads:
+            return await self._service.forward.pass_on(request)
+        body = await read_object(request, {"reason": str})
+        record = self._api.record(request)
+        _demand(await self._service.driver.abort_epoch(record.epoch, body.get("reason") or "an operator aborted it"))
+        after = self._service.ledger.epoch(record.epoch) or record
+        return json_answer(views.epoch_full(after, self._service.live))
+
+    async def set_policy(self, request: web.Request) -> web.Response:
+        """Set the policy; keys that are not given keep their value."""
+        if not self._service.leads:
+            return await self._service.forward.pass_on(request)
+        body = await read_object(request, _POLICY_KEYS)
+        policy = PolicySettings.from_document({**self._service.ledger.policy.document(), **body})
+        _demand(await self._service.driver.change_policy(policy))
+        return json_answer(self._service.ledger.policy.document())
+
+
+def _document(answer: web.Response) -> dict[str, Any]:
+    assert isinstance(answer.body, bytes)
+    document = json.loads(answer.body)
+    assert isinstance(document, dict)
+    return document
+
+
+def _demand(result: Result) -> Result:
+    """The result of something that was done; what was refused is an error with the ledger's code and sentence."""
+    if result["ok"]:
+        return result
+    code = str(result["code"])
+    raise ApiError(_STATUS_OF.get(code, 409), code, str(result["sentence"]), _HINT_OF.get(code, ""))
+
+
+def add_write_routes(app: web.Application, service: Service, api: Api) -> None:
+    """`POST` and `PUT`."""
+    writes = Writes(service, api)
+    app.router.add_post("/v1/epochs", writes.trigger)
+    app.router.add_post("/v1/epochs/{epoch}/abort", writes.abort)
+    app.router.add_put("/v1/policy", writes.set_policy)
