@@ -10,6 +10,7 @@
         MalformedFrame              cannot be parsed, or does not say what it must
         ForgedFrame                 parsed; the MAC does not fit the cluster's secret
         UnsupportedVersion          of a later (or too early) format
+        UndecodableMessage          an agent's message of unknown name or version, or whose body does not fit its type
       StoreError                    carries `operation`, `key`, `errno_name` (None where the system gave none)
         ObjectMissing               no such key
         ObjectConflict              create-only put of a key that holds other bytes
@@ -66,6 +67,10 @@ class ForgedFrame(WireError):
 
 class UnsupportedVersion(WireError):
     """A format version that this build cannot read."""
+
+
+class UndecodableMessage(WireError):
+    """An agent message that this participant cannot turn into an object; it goes to the dead letters."""
 
 
 class StoreError(SnapshotError):

@@ -1,0 +1,445 @@
+"""The values of one field of one agent: committed form, and the buffers of a turn. See `participant.state`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+import msgspec
+
+from participant.history import DELETED, MISSING, RELEASED, Cell
+from participant.schema import step_into
+from protocol.errors import Unsavable
+
+if TYPE_CHECKING:
+    from participant.agent import Agent
+    from participant.forms import Form
+    from participant.serializers import PickleAllowed
+    from participant.state import AgentState, Field, Keyed, Serializer, Value
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+LIVE_KEPT: Final = 64
+"""Decoded copies that one keyed field keeps between turns: a hot key is not decoded each turn, and memory stays flat."""
+
+
+class PlainCell(Cell):
+    """A `value` of int, str, bool, float or bytes: kept as it is."""
+
+    __slots__ = ("committed", "current", "schema")
+
+    shape = "value"
+    serializer: Serializer = "msgpack"
+
+    def __init__(self, spec: Value[Any], state: AgentState) -> None:
+        super().__init__(spec, state)
+        self.schema = spec.schema
+        self.current = self.committed = spec.default
+
+    def set(self, value: Any) -> None:  # noqa: ANN401 - of the declared type
+        """Write inside a turn."""
+        state = self.state
+        if not state.open:
+            state.refuse_write(self.name)
+        self.current = self.schema.check_plain(value, state.agent_id, self.name)
+        if not self.touched:
+            self.touched = True
+            state.touched.append(self)
+
+    def apply(self) -> None:
+        """See `Cell`."""
+        self.touched = False
+        if self.current is not self.committed:
+            self.note(None, self.committed)
+            self.committed = self.current
+
+    def drop(self) -> None:
+        """See `Cell`."""
+        self.touched = False
+        self.current = self.committed
+
+    def stored_at(self, generation: int) -> Any:  # noqa: ANN401 - a committed form
+        """The committed form at a cut."""
+        past = self.past(generation, None)
+        return self.committed if past is RELEASED else past
+
+    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+        """Take saved bytes as the committed state; see `load_cell`."""
+        value = self.schema.decode(_only(segments)) if segments else cast("Value[Any]", self.spec).default
+        self.note(None, RELEASED)
+        self.current = self.committed = value
+
+    def clear(self) -> None:
+        """Back to the default."""
+        self.current = self.committed = cast("Value[Any]", self.spec).default
+
+
+class ObjectCell(Cell):
+    """A `value` of any other type: kept encoded."""
+
+    __slots__ = ("form", "live", "mutable", "prepared", "stored", "written")
+
+    shape = "value"
+
+    def __init__(self, spec: Value[Any], state: AgentState, form: Form) -> None:
+        super().__init__(spec, state)
+        self.form = form
+        self.mutable = form.mutable
+        self.live: Any = MISSING
+        """The working copy, or MISSING: not decoded yet."""
+        self.written: Any = MISSING
+        """Committed form of what the turn set, or MISSING."""
+        self.prepared: Any = MISSING
+        self.stored: Any = MISSING
+        self.clear()
+
+    @property
+    def serializer(self) -> Serializer:
+        """Format of the stored form."""
+        return self.form.serializer
+
+    @property
+    def current(self) -> Any:  # noqa: ANN401 - of the declared type
+        """The turn's working copy; outside of a turn a copy of the committed value."""
+        if self.live is MISSING or (self.mutable and not self.state.open):
+            if self.stored is MISSING and self.written is MISSING:
+                return MISSING
+            copy = self.form.load(self.stored)
+            if self.mutable and not self.state.open:
+                return copy
+            self.live = copy
+        if self.mutable and not self.touched:
+            self.touch()
+        return self.live
+
+    def set(self, value: Any) -> None:  # noqa: ANN401 - of the declared type
+        """Write inside a turn."""
+        state = self.state
+        if not state.open:
+            state.refuse_write(self.name)
+        if value is self.live and self.touched and self.mutable:
+            return  # `self.items += [x]` reads, grows in place and sets the same object: turn commit checks it
+        self.written = self.form.save(value, state.agent_id, self.name)
+        self.live = value
+        if not self.touched:
+            self.touch()
+
+    def prepare(self) -> None:
+        """See `Cell`."""
+        base = self.stored if self.written is MISSING else self.written
+        self.prepared = self.form.again(self.live, base, self.state.agent_id, self.name) if self.mutable else base
+
+    def apply(self) -> None:
+        """See `Cell`."""
+        if self.prepared != self.stored:
+            self.note(None, self.stored)
+            self.stored = self.prepared
+        if self.written is not MISSING and self.mutable:
+            self.live = MISSING
+        self.written = self.prepared = MISSING
+        self.touched = False
+
+    def drop(self) -> None:
+        """See `Cell`."""
+        self.live = self.written = self.prepared = MISSING
+        self.touched = False
+
+    def stored_at(self, generation: int) -> Any:  # noqa: ANN401 - a committed form
+        """The committed form at a cut."""
+        past = self.past(generation, None)
+        return self.stored if past is RELEASED else past
+
+    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+        """Take saved bytes as the committed state; see `load_cell`."""
+        self.note(None, RELEASED)
+        self.clear()
+        if segments:
+            self.stored = self.form.restore(_only(segments), allowed, self.state.agent_id, self.name)
+
+    def clear(self) -> None:
+        """Back to the default."""
+        default = cast("Value[Any]", self.spec).default
+        self.live = MISSING
+        self.stored = MISSING if default is MISSING else self.form.save(self.spec.schema.decode(default), "", self.name)
+
+
+class KeyedState(Cell, MutableMapping[K, V]):
+    """What a `keyed` field gives: a mapping that is saved key by key.
+
+    Iteration is in order of insertion; after a restore it is in another order, so nothing may depend on it.
+    """
+
+    __slots__ = ("data", "encodings", "form", "key_schema", "live", "mutable", "prepared", "writes")
+
+    shape = "keyed"
+
+    def __init__(self, spec: Keyed[K, V], state: AgentState, form: Form | None) -> None:
+        super().__init__(spec, state)
+        self.key_schema = spec.key_schema
+        self.form = form
+        """None: plain values."""
+        self.mutable = form is not None and form.mutable
+        self.data: dict[Any, Any] = {}
+        """Committed forms."""
+        self.writes: dict[Any, Any] = {}
+        """What the turn set, and the working copies of mutable values that it read."""
+        self.encodings: dict[Any, Any] = {}
+        """Committed forms of what the turn set."""
+        self.prepared: dict[Any, Any] = {}
+        self.live: dict[Any, Any] = {}
+        """Decoded copies of committed values."""
+
+    @property
+    def serializer(self) -> Serializer:
+        """Format of the values."""
+        return "msgpack" if self.form is None else self.form.serializer
+
+    def __getitem__(self, key: K) -> V:
+        writes = self.writes
+        if writes and (value := writes.get(key, MISSING)) is not MISSING:
+            if value is DELETED:
+                raise KeyError(key)
+            return cast("V", value)
+        stored = self.data[key]
+        if self.form is None:
+            return cast("V", stored)
+        if self.mutable and not self.state.open:
+            return cast("V", self.form.load(stored))
+        value = self.live.get(key, MISSING)
+        if value is MISSING:
+            value = self.live[key] = self.form.load(stored)
+        if self.mutable:
+            writes[key] = value
+            if not self.touched:
+                self.touch()
+        return cast("V", value)
+
+    def __setitem__(self, key: K, value: V) -> None:
+        state = self.state
+        if not state.open:
+            state.refuse_write(self.name)
+        schema = self.key_schema
+        checked = schema.check_plain(key, state.agent_id, f"key {step_into(self.name, key)}") if schema.plain else key
+        if not schema.plain:
+            schema.save(key, state.agent_id, f"key {step_into(self.name, key)}")
+        if self.form is None:
+            plain = cast("Keyed[K, V]", self.spec).schema
+            if type(value) is not plain.plain or plain.plain is int or plain.plain is str:
+                value = plain.check_plain(value, state.agent_id, step_into(self.name, key))
+        elif not (self.mutable and self.writes.get(checked, MISSING) is value):
+            self.encodings[checked] = self.form.save(value, state.agent_id, step_into(self.name, key))
+        self.writes[checked] = value
+        if not self.touched:
+            self.touch()
+
+    def __delitem__(self, key: K) -> None:
+        state = self.state
+        if not state.open:
+            state.refuse_write(self.name)
+        if key not in self:
+            raise KeyError(key)
+        self.writes[key] = DELETED
+        self.encodings.pop(key, None)
+        if not self.touched:
+            self.touch()
+
+    def __contains__(self, key: object) -> bool:
+        if self.writes and (value := self.writes.get(key, MISSING)) is not MISSING:
+            return value is not DELETED
+        return key in self.data
+
+    def __iter__(self) -> Iterator[K]:
+        if not self.writes:
+            return iter(self.data)
+        writes, data = self.writes, self.data
+        kept = [key for key in data if writes.get(key) is not DELETED]
+        kept.extend(key for key, value in writes.items() if value is not DELETED and key not in data)
+        return iter(kept)
+
+    def __len__(self) -> int:
+        size = len(self.data)
+        for key, value in self.writes.items():
+            if value is DELETED:
+                size -= key in self.data
+            elif key not in self.data:
+                size += 1
+        return size
+
+    def __repr__(self) -> str:
+        return f"<keyed {self.name} of {self.state.agent_id}: {len(self)} keys>"
+
+    def prepare(self) -> None:
+        """See `Cell`."""
+        if self.form is None:
+            return
+        agent = self.state.agent_id
+        prepared: dict[Any, Any] = {}
+        for key, value in self.writes.items():
+            if value is DELETED:
+                continue
+            base = self.encodings.get(key, MISSING)
+            if base is MISSING:
+                base = self.data[key]
+            prepared[key] = self.form.again(value, base, agent, step_into(self.name, key)) if self.mutable else base
+        self.prepared = prepared
+
+    def apply(self) -> None:
+        """See `Cell`."""
+        data, live = self.data, self.live
+        source = self.writes if self.form is None else self.prepared
+        changes = self.interval()
+        keeps = self.clock.newest_open > self.read_through
+        for key, written in self.writes.items():
+            old = data.get(key, MISSING)
+            if written is DELETED:
+                live.pop(key, None)
+                if old is MISSING:
+                    continue
+                del data[key]
+            else:
+                new = source[key]
+                if new is old or (new == old and type(new) is type(old)):
+                    if key in self.encodings:
+                        live.pop(key, None)
+                    continue
+                data[key] = new
+            if key in self.encodings:
+                live.pop(key, None)
+            if key not in changes:
+                changes[key] = old if keeps else RELEASED
+        if len(live) > LIVE_KEPT:
+            live.clear()
+        self._reset()
+
+    def drop(self) -> None:
+        """See `Cell`."""
+        for key in self.writes:
+            self.live.pop(key, None)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.writes.clear()
+        if self.encodings:
+            self.encodings.clear()
+        if self.prepared:
+            self.prepared = {}
+        self.touched = False
+
+    def stored_at(self, generation: int, key: object) -> Any:  # noqa: ANN401 - a committed form
+        """The committed form of `key` at a cut; MISSING if it was not there."""
+        past = self.past(generation, key)
+        return self.data.get(key, MISSING) if past is RELEASED else past
+
+    def keys_at(self, generation: int) -> list[Any]:
+        """All keys at a cut, O(keys)."""
+        newer = self.changed(generation, self.clock.generation + 1)
+        if not newer:
+            return list(self.data)
+        keys = [key for key in self.data if key not in newer]
+        keys.extend(key for key in newer if self.stored_at(generation, key) is not MISSING)
+        return keys
+
+    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+        """Take saved bytes as the committed state; see `load_cell`."""
+        spec = cast("Keyed[K, V]", self.spec)
+        self.clear()
+        data = self.data
+        for segment in segments:
+            if self.form is None:
+                data.update(spec.decode_plain(segment))
+                continue
+            for key, raw in spec.decode_raw(segment):
+                data[key] = self.form.restore(bytes(raw), allowed, self.state.agent_id, step_into(self.name, key))
+        for key in data:
+            self.note(key, RELEASED)
+
+    # The names `keys`, `items`, `values`, `get`, `pop`, ... come from MutableMapping; `clear` is both the mapping's
+    # (inside a turn) and the loader's (between turns).
+    def clear(self) -> None:
+        """Remove every key: inside a turn as part of it, before a load at once."""
+        if self.state.open:
+            for key in list(self):
+                del self[key]
+            return
+        for key in self.data:
+            self.note(key, RELEASED)
+        self.data = {}
+        self.live = {}
+
+
+class WholeCell(Cell):
+    """The state of an agent with `capture` and `restore` of its own.
+
+    It is captured before each turn: a turn that raises is rolled back to that, and a cut that meets the turn running holds
+    it. So each turn of such an agent costs one `capture()`; what is large or busy belongs into `keyed` and `value`. Between
+    turns it is captured only when a cut is being encoded, since nothing but turns changes an agent.
+    """
+
+    __slots__ = ("agent", "form", "stored")
+
+    shape = "whole"
+
+    def __init__(self, spec: Field[Any], state: AgentState, form: Form, agent: Agent) -> None:
+        super().__init__(spec, state)
+        self.agent = agent
+        self.form = form
+        self.stored: Any = MISSING
+        """MISSING: a turn has committed since the last capture."""
+
+    @property
+    def serializer(self) -> Serializer:
+        """Format of the captured state."""
+        return self.form.serializer
+
+    def capture_now(self) -> Any:  # noqa: ANN401 - a committed form
+        """The committed form, captured now unless it is known; between turns only. Raises `Unsavable`."""
+        if self.stored is MISSING or isinstance(self.stored, Unsavable):
+            self.stored = self.form.save(self.agent.capture(), self.state.agent_id, self.name)
+        return self.stored
+
+    def capture_before_turn(self) -> None:
+        """Capture, for a rollback and for a cut that meets the turn.
+
+        A state that cannot be saved does not keep the agent from working: it fails the epochs that need it, and a rollback.
+        """
+        try:
+            self.capture_now()
+        except Unsavable as error:
+            self.stored = error
+        self.touch()
+
+    def apply(self) -> None:
+        """See `Cell`."""
+        self.note(None, self.stored)
+        self.stored = MISSING
+        self.touched = False
+
+    def drop(self) -> None:
+        """See `Cell`."""
+        self.touched = False
+        if isinstance(self.stored, Unsavable):
+            raise self.stored
+        self.agent.restore(self.form.load(self.stored))
+
+    def stored_at(self, generation: int) -> Any:  # noqa: ANN401 - a committed form
+        """The committed form at a cut; raises `Unsavable`."""
+        past = self.past(generation, None)
+        stored = self.stored if past is RELEASED and self.state.open else past
+        if stored is RELEASED:
+            stored = self.capture_now()
+        if isinstance(stored, Unsavable):
+            raise stored
+        return stored
+
+    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+        """Give saved bytes to the agent's `restore`; see `load_cell`."""
+        self.stored = self.form.restore(_only(segments), allowed, self.state.agent_id, self.name)
+        self.agent.restore(self.form.load(self.stored))
+        self.note(None, RELEASED)
+
+
+def _only(segments: list[bytes]) -> bytes:
+    if len(segments) != 1:
+        raise msgspec.DecodeError(f"{len(segments)} segments where one value is declared")
+    return segments[0]

@@ -1,0 +1,155 @@
+"""The past of one field: what changed between cuts, and what it was at one.
+
+Theory of operation:
+    * A cut adds one to the participant's `CutClock`; no field is touched. Each field keeps its changes by *interval*, the
+      time between two cuts: key -> value before its first change in it. The first change after a cut opens the interval.
+      The value at cut g is the oldest entry of the intervals from g on, else today's. The keys changed since an older
+      cut are the keys of the intervals between them.
+    * An interval keeps old values only while some cut that has not read this field needs them; the keys stay until the
+      epoch they matter for has committed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from participant.state import AgentState, Field
+
+
+class _Mark:
+    """A sentinel that prints its name."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<{self._name}>"
+
+
+MISSING: Final[Any] = _Mark("missing")
+"""No value: never set, or no such key."""
+DELETED: Final[Any] = _Mark("deleted")
+"""In a turn's buffer: the key goes at turn commit."""
+RELEASED: Final[Any] = _Mark("released")
+"""In an interval: the key changed, and no cut needs its old value."""
+
+
+class CutClock:
+    """The number of cuts so far and what of the past is still wanted; shared by all agents of a participant."""
+
+    __slots__ = ("generation", "newest_open", "open")
+
+    def __init__(self) -> None:
+        self.generation = 0
+        """Number of the newest cut."""
+        self.open: list[int] = []
+        """Cuts whose values are still being read, ascending."""
+        self.newest_open = -1
+        """The last of `open`, or -1."""
+
+    def cut(self) -> int:
+        """Take a cut: every value as it is now stays readable until `close`."""
+        self.generation += 1
+        self.open.append(self.generation)
+        self.newest_open = self.generation
+        return self.generation
+
+    def close(self, generation: int) -> None:
+        """Nobody reads this cut any more; closing twice is fine."""
+        if generation in self.open:
+            self.open.remove(generation)
+            self.newest_open = self.open[-1] if self.open else -1
+
+
+class Cell:
+    """One field of one agent: history by intervals. Subclasses hold the values."""
+
+    __slots__ = ("changes", "clock", "generation", "history", "name", "read_through", "spec", "state", "touched")
+
+    def __init__(self, spec: Field[Any], state: AgentState) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.state = state
+        self.touched = False
+        self.start(state.clock)
+
+    def start(self, clock: CutClock) -> None:
+        """Begin a history on this clock: everything counts as changed before its next cut."""
+        self.clock = clock
+        self.generation = clock.generation
+        """Cut that began the newest interval."""
+        self.changes: dict[Any, Any] = {}
+        """The newest interval: key -> value before its first change in it."""
+        self.history: list[tuple[int, dict[Any, Any]]] = []
+        """Older intervals, ascending: (cut that began it, changes)."""
+        self.read_through = clock.generation
+        """Cuts up to this one need no old value of this field."""
+
+    def prepare(self) -> None:
+        """Encode what the turn touched; raise `Unsavable` before anything has changed."""
+
+    def apply(self) -> None:
+        """Make the turn's values the committed ones; cannot fail."""
+        raise NotImplementedError
+
+    def drop(self) -> None:
+        """Forget the turn's values."""
+        raise NotImplementedError
+
+    def touch(self) -> None:
+        """Have turn commit look at this field."""
+        self.touched = True
+        self.state.touched.append(self)
+
+    def interval(self) -> dict[Any, Any]:
+        """The interval that a change made now belongs to."""
+        clock = self.clock
+        if self.generation != clock.generation:
+            if self.changes:
+                self.history.append((self.generation, self.changes))
+            self.changes = {}
+            self.generation = clock.generation
+        return self.changes
+
+    def note(self, key: object, old: object) -> None:
+        """Record that `key` is about to change from `old`."""
+        changes = self.interval()
+        if key not in changes:
+            changes[key] = old if self.clock.newest_open > self.read_through else RELEASED
+
+    def past(self, generation: int, key: object) -> Any:  # noqa: ANN401 - a committed form
+        """The value of `key` at a cut if it has changed since, else RELEASED."""
+        for began, changes in self.history:
+            if began >= generation and key in changes:
+                return changes[key]
+        if self.generation >= generation and key in self.changes:
+            return self.changes[key]
+        return RELEASED
+
+    def changed(self, since: int, until: int) -> dict[Any, None]:
+        """Keys changed between two cuts, in order of change."""
+        keys: dict[Any, None] = {}
+        for began, changes in [*self.history, (self.generation, self.changes)]:
+            if since <= began < until:
+                keys.update(dict.fromkeys(changes))
+        return keys
+
+    def forget(self, before: int, read_through: int) -> None:
+        """Let go of the past.
+
+        Args:
+            before: Intervals that began before this cut matter to nobody's question "what changed since".
+            read_through: Cuts up to this one have read this field.
+        """
+        self.read_through = max(self.read_through, read_through)
+        if self.generation < before:
+            self.changes = {}
+            self.generation = before
+        kept: list[tuple[int, dict[Any, Any]]] = []
+        for began, changes in self.history:
+            if began >= before:
+                kept.append((began, changes if began > read_through else dict.fromkeys(changes, RELEASED)))
+        self.history = kept

@@ -1,0 +1,404 @@
+"""One agent in its participant: mailbox, timers, and one turn at a time. Pure: the driver runs what `Turn.start` gives.
+
+How a driver uses it::
+
+    turn = host.begin_turn(now)                       # needs host.ready(now)
+    if type(turn) is DeadLettered: ...                # nobody here can decode or handle the message
+    try:
+        coroutine = turn.start()                      # None: the handler has run already
+        if coroutine is not None:
+            await coroutine
+        result = turn.commit(now)
+    except Exception as error:
+        outcome = turn.rollback(error, now)
+
+The message of a running turn stays at the head of the mailbox until commit: that is how a cut that meets a running turn
+records it as the next to handle, and how a retry finds it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import msgspec
+from blake3 import blake3
+
+from participant.agent import Handler
+from participant.context import Context, encode_envelope
+from participant.failure import DeadLettered, FailureOutcome, RetryAfter, Stopped, decide, describe
+from protocol.errors import LocalProtocolError, RecoveryError, SnapshotError, UndecodableMessage
+from protocol.ids import MESSAGE_ID_BYTES, AgentId
+from protocol.messages import Envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+    from participant.agent import Agent
+    from participant.codec import MessageRegistry
+    from participant.serializers import PickleAllowed
+    from participant.state import CutClock
+
+START_TYPE: Final = "cleancut.start"
+"""Registered name of the message that has `Agent.on_start` called."""
+
+_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+
+
+def decode_envelope(data: bytes) -> Envelope:
+    """An encoded envelope.
+
+    Raises:
+        UndecodableMessage: It is none.
+    """
+    try:
+        return _decode_envelope(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UndecodableMessage(f"envelope of {len(data)} bytes: {error}") from None
+
+
+class TurnResult(NamedTuple):
+    """What a committed turn gives to the rest of the participant."""
+
+    sends: list[tuple[Envelope, bytes]]
+    """In order; each decoded and encoded."""
+    timer_due: int | None
+    """Instant of the agent's earliest timer if the turn set one, else None."""
+    epoch_requests: list[str]
+    """Reasons why the agent wants an epoch."""
+
+
+class SavedField(NamedTuple):
+    """One field as it comes out of a store."""
+
+    shape: str
+    serializer: str
+    segments: list[bytes]
+    """Each segment's chunks, joined and verified."""
+
+
+class Turn:
+    """The handling of one message: ends with exactly one `commit` or `rollback`."""
+
+    __slots__ = ("_handler", "_host", "_message", "context", "data", "envelope")
+
+    def __init__(
+        self,
+        host: AgentHost,
+        handler: Handler,
+        message: Any,  # noqa: ANN401 - of a registered type
+        envelope: Envelope,
+        data: bytes,
+        context: Context,
+    ) -> None:
+        self._host = host
+        self._handler = handler
+        self._message = message
+        self.envelope = envelope
+        self.data = data
+        self.context = context
+
+    @property
+    def may_await(self) -> bool:
+        """`start` may give a coroutine."""
+        return self._handler.may_await
+
+    def start(self) -> Coroutine[Any, Any, None] | None:
+        """Run the handler, or begin to.
+
+        Returns:
+            None if it has run to its end; else a coroutine to be awaited.
+
+        Raises:
+            Exception: Whatever the handler raises; roll back with it.
+        """
+        host = self._host
+        if host.whole is not None:
+            host.whole.capture_before_turn()
+        handler = self._handler
+        result = handler.function(host.agent, self.context, self._message)
+        if result is None:
+            return None
+        if handler.never_awaits:
+            try:
+                result.send(None)
+            except StopIteration:
+                return None
+            raise LocalProtocolError(f"{handler.name} was found never to await, and did")
+        if hasattr(result, "__await__"):
+            return result  # type: ignore[no-any-return]  # a handler may also be a plain function that returns an awaitable
+        return None
+
+    def commit(self, now: int) -> TurnResult:
+        """Make state, sends and timers take effect together.
+
+        Args:
+            now: Driver time, nanoseconds; timers run from here.
+
+        Raises:
+            Unsavable: A value grew in place into something that cannot be saved: roll back with it.
+        """
+        host = self._host
+        assert host.turn is self, "a turn ends once"
+        host.state.commit()
+        context = self.context
+        context.close()
+        host.turn = None
+        host.mailbox.popleft()
+        host.attempts = 0
+        host.turns += 1
+        due = None
+        if context.timers:
+            for delay, envelope, data in context.timers:
+                host.set_timer(now + delay, envelope, data)
+            due = host.timers[0][0]
+        return TurnResult(context.sends, due, context.epoch_requests)
+
+    def rollback(self, error: BaseException, now: int) -> FailureOutcome:
+        """Undo the turn; the failure policy says what becomes of its message.
+
+        Args:
+            error: What the handler, or `commit`, raised.
+            now: Driver time, nanoseconds.
+        """
+        host = self._host
+        assert host.turn is self, "a turn ends once"
+        self.context.close()
+        try:
+            host.state.rollback()
+        except Exception as broken:  # noqa: BLE001 - a user's restore() raised: the state is not known any more
+            host.state.abandon()
+            host.turn = None
+            host.dead = True
+            reason = f"{describe(error)}; then its restore() failed: {describe(broken)}"
+            return Stopped(agent=host.id, message=self.envelope, reason=reason, attempts=host.attempts, at=now)
+        host.turn = None
+        outcome = decide(
+            host.agent.failure,
+            agent=host.id,
+            message=self.envelope,
+            data=self.data,
+            error=error,
+            attempt=host.attempts,
+            now=now,
+        )
+        if type(outcome) is RetryAfter:
+            host.wait_until = outcome.at
+        elif type(outcome) is DeadLettered:
+            host.mailbox.popleft()
+            host.attempts = 0
+        else:
+            host.dead = True
+        return outcome
+
+    def abandon(self) -> None:
+        """End the turn without an outcome: its participant stops. The message stays at the head."""
+        host = self._host
+        self.context.close()
+        host.state.abandon()
+        host.turn = None
+
+
+class AgentHost:
+    """One agent's mailbox, timers and turns.
+
+    Args:
+        agent: Belongs to this host from now on.
+        registry: The participant's message types.
+        clock: The participant's cuts; shared by all its hosts.
+
+    Raises:
+        Unsavable: First values cannot be saved.
+        LocalProtocolError: The agent already has a host.
+    """
+
+    __slots__ = (
+        "_agent_bytes",
+        "_registry",
+        "_start",
+        "_targets",
+        "_timer_ordinal",
+        "agent",
+        "attempts",
+        "dead",
+        "id",
+        "mailbox",
+        "state",
+        "timers",
+        "turn",
+        "turns",
+        "wait_until",
+        "whole",
+    )
+
+    def __init__(self, agent: Agent, registry: MessageRegistry, clock: CutClock) -> None:
+        if not hasattr(agent, "id"):
+            raise LocalProtocolError(f"{type(agent).__qualname__}.__init__ must call super().__init__(name)")
+        self.agent = agent
+        self.id: AgentId = agent.id
+        self.state = agent._cc_state  # noqa: SLF001 - the agent's state is ours
+        self.state.adopt(clock)
+        self.whole = self.state.cells.get("capture") if agent.__cleancut_captures__ else None
+        self.mailbox: deque[tuple[Envelope, bytes]] = deque()
+        """Next to handle first; the message of a running turn stays the first until it commits."""
+        self.timers: list[tuple[int, int, Envelope, bytes]] = []
+        """Heap of (due instant, order of setting, envelope, encoded envelope)."""
+        self.turn: Turn | None = None
+        self.dead = False
+        """Stopped by its failure policy."""
+        self.wait_until = 0
+        """Instant before which no turn begins: a retry waits."""
+        self.attempts = 0
+        """Attempts at the message at the head so far."""
+        self.turns = 0
+        """Committed turns."""
+        self._registry = registry
+        self._agent_bytes = self.id.encode()
+        self._targets: dict[str, AgentId] = {}
+        self._timer_ordinal = 0
+        self._start = _start_handler(type(agent).on_start)
+
+    def start_fresh(self, cluster: str) -> None:
+        """Have `on_start` called as the first turn; for an agent that was not restored."""
+        identity = blake3(f"{START_TYPE}\0{cluster}\0{self.id}".encode()).digest(length=MESSAGE_ID_BYTES)
+        envelope = Envelope(identity, self.id, self.id, START_TYPE, 1, b"\xc0")
+        self.mailbox.appendleft((envelope, encode_envelope(envelope)))
+
+    def deliver(self, envelope: Envelope, data: bytes) -> None:
+        """Put a message at the end of the mailbox. Drivers may append to `mailbox` themselves."""
+        self.mailbox.append((envelope, data))
+
+    def ready(self, now: int) -> bool:
+        """Whether a turn can begin."""
+        return bool(self.mailbox) and self.turn is None and not self.dead and self.wait_until <= now
+
+    def next_wake(self) -> int | None:
+        """Instant at which something becomes due by itself: a timer, or the end of a retry's wait."""
+        due = self.timers[0][0] if self.timers else None
+        if self.wait_until and self.mailbox and self.turn is None and not self.dead:
+            return self.wait_until if due is None else min(due, self.wait_until)
+        return due
+
+    def set_timer(self, due: int, envelope: Envelope, data: bytes) -> None:
+        """Put a message into the mailbox at this instant."""
+        self._timer_ordinal += 1
+        heappush(self.timers, (due, self._timer_ordinal, envelope, data))
+
+    def fire_timers(self, now: int) -> int:
+        """Move the messages of timers that are due into the mailbox; returns how many."""
+        fired = 0
+        timers = self.timers
+        while timers and timers[0][0] <= now:
+            _, _, envelope, data = heappop(timers)
+            self.mailbox.append((envelope, data))
+            fired += 1
+        return fired
+
+    def begin_turn(self, now: int) -> Turn | DeadLettered:
+        """Begin to handle the message at the head of the mailbox.
+
+        Args:
+            now: Driver time, nanoseconds.
+
+        Returns:
+            The turn; or, if no handler here can take the message, its dead letter: it has left the mailbox.
+        """
+        assert self.turn is None, "one turn at a time per agent"
+        envelope, data = self.mailbox[0]
+        message: Any = None
+        if envelope.type == START_TYPE:
+            handler = self._start
+        else:
+            try:
+                message = self._registry.decode(envelope.type, envelope.version, envelope.body)
+            except UndecodableMessage as error:
+                return self._unhandled(str(error), envelope, data, now)
+            known = self.agent.__cleancut_handlers__.get(type(message))
+            if known is None:
+                return self._unhandled(f"{self.id} has no handler for {envelope.type!r}", envelope, data, now)
+            handler = known
+        self.attempts += 1
+        self.wait_until = 0
+        self.state.begin()
+        context = Context(
+            self_id=self.id,
+            agent_bytes=self._agent_bytes,
+            message_id=envelope.id,
+            source=envelope.source,
+            attempt=self.attempts,
+            registry=self._registry,
+            targets=self._targets,
+        )
+        self.turn = turn = Turn(self, handler, message, envelope, data, context)
+        return turn
+
+    def load(
+        self,
+        fields: Mapping[str, SavedField],
+        *,
+        mailbox: Iterable[bytes] = (),
+        timers: Iterable[tuple[int, bytes]] = (),
+        dead: bool = False,
+        now: int = 0,
+        allowed: PickleAllowed | None = None,
+    ) -> None:
+        """Take the agent's part of an epoch as its state.
+
+        Args:
+            fields: By name.
+            mailbox: Encoded envelopes, next to handle first.
+            timers: Nanoseconds that were left at the cut, and the encoded envelope.
+            dead: It had been stopped by its failure policy.
+            now: Driver time from which timers run on.
+            allowed: The right to unpickle, where a field was saved with cloudpickle.
+
+        Raises:
+            RecoveryError: A field does not fit this agent's class; nothing was taken over from it.
+        """
+        assert self.turn is None, "restored between turns"
+        cells = self.state.cells
+        unclaimed = sorted(name for name in fields if name not in cells)
+        if unclaimed:
+            raise RecoveryError(f"agent {self.id}: its class has no field {', '.join(unclaimed)} that the epoch holds")
+        for name, cell in cells.items():
+            saved = fields.get(name)
+            if saved is None:
+                if cell is not self.whole:
+                    cell.load([], allowed)
+                continue
+            if saved.shape != cell.shape or saved.serializer != cell.serializer:
+                raise RecoveryError(
+                    f"agent {self.id}: field {name} was saved as {saved.shape} with {saved.serializer}, its class says "
+                    f"{cell.shape} with {cell.serializer}"
+                )
+            try:
+                cell.load(saved.segments, allowed)
+            except (
+                msgspec.MsgspecError,
+                UnicodeDecodeError,
+                RecursionError,
+                ValueError,
+                TypeError,
+                SnapshotError,
+            ) as error:
+                raise RecoveryError(f"agent {self.id}: field {name} does not fit its declared type: {error}") from None
+        self.mailbox = deque((decode_envelope(data), data) for data in mailbox)
+        self.timers = []
+        for left, data in timers:
+            self.set_timer(now + left, decode_envelope(data), data)
+        self.dead = dead
+        self.attempts = 0
+        self.wait_until = 0
+
+    def _unhandled(self, reason: str, envelope: Envelope, data: bytes, now: int) -> DeadLettered:
+        self.mailbox.popleft()
+        self.attempts = 0
+        return DeadLettered(agent=self.id, message=envelope, data=data, reason=reason, attempts=0, at=now)
+
+
+def _start_handler(on_start: Callable[..., Any]) -> Handler:
+    """`on_start` in the shape of a handler."""
+    entry = Handler("on_start", on_start)
+    entry.function = lambda agent, ctx, _message: on_start(agent, ctx)
+    return entry
