@@ -328,6 +328,9 @@ def run(config: CoordinatorConfig) -> int:
     except SnapshotError as error:
         log.error("cannot start: %s", error)  # noqa: TRY400
         return EXIT_FAILED
+    except Exception:
+        log.critical("this coordinator ends because of a defect", exc_info=True)
+        return EXIT_FAILED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

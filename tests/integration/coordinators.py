@@ -159,8 +159,8 @@ class Cluster:
             lines.append('timing = "slow"')
             lines += [
                 "[tls]",
-                'ca = "tls/ca.crt"',
-                f'cert = "tls/{names[index]}.crt"',
+                'ca = "tls/ca.pem"',
+                f'cert = "tls/{names[index]}.pem"',
                 f'key = "tls/{names[index]}.key"',
             ]
             for other, name in enumerate(names):
