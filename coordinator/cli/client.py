@@ -126,13 +126,14 @@ class Client:
         if kept:
             path = f"{path}?{urlencode(kept)}"
         data = None if body is None else json.dumps(body).encode()
+        headers = self._headers(method, data)
         end = time.monotonic() + (self._timeout if timeout is None else timeout)
         while True:
             problems: list[NoAnswer] = []
             not_now: Failure | None = None
             for place in tuple(self._places):
                 try:
-                    status, answer = self._ask(place, method, path, data, end)
+                    status, answer = self._ask(place, method, path, data, end, headers)
                 except NoAnswer as error:
                     if error.asked and not repeatable:
                         raise _unknown_outcome(error) from None
@@ -154,14 +155,16 @@ class Client:
             time.sleep(ROUND_PAUSE_SECONDS)
 
     def ask_one(self, place: Place, path: str) -> tuple[int, bytes]:
-        """GET a path of one coordinator, whatever it answers.
+        """GET a path of one coordinator that needs no token, whatever it answers.
 
         Raises:
             NoAnswer: It did not.
         """
-        return self._ask(place, "GET", path, None, time.monotonic() + self._timeout)
+        return self._ask(place, "GET", path, None, time.monotonic() + self._timeout, {})
 
-    def _ask(self, place: Place, method: str, path: str, data: bytes | None, end: float) -> tuple[int, bytes]:
+    def _ask(
+        self, place: Place, method: str, path: str, data: bytes | None, end: float, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
         """One request to one coordinator, ended when its time is over however slowly the other side dribbles."""
         left = end - time.monotonic()
         if left <= 0:
@@ -187,9 +190,10 @@ class Client:
             watchdog.daemon = True
             watchdog.start()
             try:
-                connection.request(method, path, body=data, headers=self._headers(method, data))
-                response = connection.getresponse()
-                answer = response.read(MANIFEST_BYTES_MAX + 1)
+                connection.request(method, path, body=data, headers=headers)
+                with connection.getresponse() as response:
+                    status = response.status
+                    answer = response.read(MANIFEST_BYTES_MAX + 1)
             except (OSError, http.client.HTTPException) as error:
                 reason = (
                     "no whole answer in time" if late.is_set() or isinstance(error, TimeoutError) else _reason(error)
@@ -201,7 +205,7 @@ class Client:
                 raise NoAnswer(place, "no whole answer in time", asked=True)
             if len(answer) > MANIFEST_BYTES_MAX:
                 raise NoAnswer(place, "its answer is larger than any answer may be", asked=True)
-            return response.status, answer
+            return status, answer
         finally:
             connection.close()
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from coordinator.cli.output import field, listed, plural, print_json, print_pairs, print_table, say, span
+from coordinator.cli.output import field, items, listed, plural, print_json, print_pairs, print_table, say, span
 from coordinator.cli.settings import looks_at_cluster
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def status(session: Session, *, fresh: bool) -> None:
     ])  # fmt: skip
     if field(document, "struggling"):
         say(f"WARNING: {plural(int(epochs.get('failures_in_a_row') or 0), 'epoch')} in a row aborted")
-    coordinators = field(document, "coordinators") or []
+    coordinators = items(document, "coordinators")
     if coordinators:
         say()
         print_table(
@@ -77,7 +77,7 @@ def participants(session: Session, *, fresh: bool) -> None:
     if session.as_json:
         print_json(document)
         return
-    known = field(document, "participants") or []
+    known = items(document, "participants")
     if not known:
         say("no participant has registered yet")
         return
@@ -108,8 +108,8 @@ def topology(session: Session, *, fresh: bool) -> None:
     if session.as_json:
         print_json(document)
         return
-    members = field(document, "members") or []
-    channels = field(document, "channels") or []
+    members = items(document, "members")
+    channels = items(document, "channels")
     say(
         f"topology {field(document, 'version')}: {plural(len(members), 'member')}, {plural(len(channels), 'channel')}"
         + (" (participants that have joined or left since enter the next one)" if field(document, "stale") else "")

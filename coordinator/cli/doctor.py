@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import click
 
 from coordinator.cli.exits import Exit, Failure, as_failure
-from coordinator.cli.output import field, plural, print_json, print_table, safe, say, size
+from coordinator.cli.output import field, items, plural, print_json, print_table, safe, say, size
 from coordinator.cli.settings import looks_at_cluster
 from protocol.errors import SnapshotError
 
@@ -87,9 +87,6 @@ def _checks(session: Session) -> Iterator[Check]:
                 hint="see that it runs and that this address is its `http` setting",
             )
             continue
-        except SnapshotError as error:
-            yield Check(name=f"coordinator {place}", ok=False, detail=str(error), hint=as_failure(error).hint)
-            continue
         reachable = True
         ready = status == 200
         yield Check(
@@ -154,7 +151,9 @@ def _by_the_cluster(session: Session) -> Iterator[Check]:
     except Failure as failure:
         yield Check(name="cluster", ok=False, detail=failure.message, hint=failure.hint)
         return
-    for each in field(document, "checks") or []:
+    except SnapshotError:
+        return  # a setting that is wrong; it has been told of already
+    for each in items(document, "checks"):
         yield Check(
             name=str(field(each, "name")),
             ok=bool(field(each, "ok")),

@@ -13,6 +13,7 @@ from coordinator.cli.exits import Exit, Failure
 from coordinator.cli.kinds import AGENT, EPOCH
 from coordinator.cli.output import (
     field,
+    items,
     listed,
     moment,
     plural,
@@ -55,7 +56,7 @@ def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
     if session.as_json:
         print_json(document)
         return
-    rows = field(document, "epochs") or []
+    rows = items(document, "epochs")
     if not rows:
         say("no epochs" + ("" if before is None else f" before {before}"))
         return
@@ -181,16 +182,20 @@ def why(session: Session, *, number: int | str) -> None:
     if session.as_json:
         print_json(document)
         return
-    say(f"epoch {field(document, 'epoch')}: {field(document, 'state')}")
-    for sentence in field(document, "sentences") or []:
-        say(f"  {sentence}")
-    phases = field(document, "phases") or []
+    for sentence in items(document, "sentences"):
+        say(sentence)
+    phases = items(document, "phases")
     if phases:
         say()
         print_table(
             ("PARTICIPANT", "PHASE", "CHANNEL", "TOOK"),
             [
-                (field(each, "participant"), field(each, "phase"), field(each, "channel"), span(field(each, "ms")))
+                (
+                    field(each, "participant") or "(leader)",
+                    field(each, "phase"),
+                    field(each, "channel"),
+                    span(field(each, "ms")),
+                )
                 for each in phases
             ],
             numbers=("TOOK",),
@@ -302,7 +307,7 @@ def _tell_report(report: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
         Failure: It found something.
     """
     number = field(report, "epoch")
-    findings = field(report, "findings") or []
+    findings = items(report, "findings")
     if not as_json:
         counts = field(report, "counts") or {}
         for name, count in counts.items() if isinstance(counts, dict) else ():
@@ -310,7 +315,7 @@ def _tell_report(report: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
         signature = field(report, "signature")
         if signature is not None:
             say(f"{'signature':<24}{signature}")
-        for note_line in field(report, "notes") or []:
+        for note_line in items(report, "notes"):
             say(note_line)
     if findings or field(report, "ok") is False:
         if not as_json:
@@ -338,7 +343,7 @@ def _finding(finding: Any) -> str:  # noqa: ANN401 - JSON
 
 
 def _tell_agents(document: Any) -> None:  # noqa: ANN401 - JSON
-    agents = field(document, "agents") or []
+    agents = items(document, "agents")
     if not agents:
         say("no agents in this epoch")
         return
@@ -369,7 +374,7 @@ def _tell_state(document: Any) -> None:  # noqa: ANN401 - JSON
         for line in json.dumps(value, indent=2, ensure_ascii=True).splitlines():
             say(f"    {line}")
     for name in ("mailbox", "timers"):
-        entries = field(document, name) or []
+        entries = items(document, name)
         say(f"  {name}: {len(entries) or 'empty'}")
         for entry in entries:
             say(f"    {json.dumps(entry, ensure_ascii=True)}")

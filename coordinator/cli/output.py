@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import unicodedata
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +18,6 @@ import click
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-_UNSAFE_CATEGORIES: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 CELL_CHARACTERS_MAX: Final = 2_000
 """One text from outside; a longer one is cut, with its length, so that it cannot push everything else off the screen."""
 
@@ -27,16 +25,14 @@ CELL_CHARACTERS_MAX: Final = 2_000
 def safe(text: object) -> str:
     """The text with everything escaped that a terminal might obey.
 
-    Categories: control, format (bidirectional marks and zero-width characters among them), surrogate, private use,
-    unassigned, line and paragraph separators.
+    What `str.isprintable` refuses: control, format (bidirectional marks and zero-width characters among them), surrogate,
+    private use, unassigned, and every separator but the space.
     """
     raw = str(text)
     shown = raw[:CELL_CHARACTERS_MAX]
-    if not shown.isascii() or not shown.isprintable():
+    if not shown.isprintable():
         shown = "".join(
-            each.encode("unicode_escape", "backslashreplace").decode("ascii")
-            if unicodedata.category(each) in _UNSAFE_CATEGORIES
-            else each
+            each if each.isprintable() else each.encode("unicode_escape", "backslashreplace").decode("ascii")
             for each in shown
         )
     return shown if len(raw) <= CELL_CHARACTERS_MAX else f"{shown}... ({len(raw)} characters)"
@@ -179,3 +175,9 @@ def field(document: Any, *path: str) -> Any:  # noqa: ANN401 - JSON of another b
             return None
         document = document.get(key)
     return document
+
+
+def items(document: Any, *path: str) -> list[Any]:  # noqa: ANN401 - JSON of another build
+    """A list deep in a document; empty where there is none."""
+    found = field(document, *path)
+    return found if isinstance(found, list) else []
