@@ -49,6 +49,7 @@ from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
 from protocol.digests import manifest_key
 from protocol.errors import LimitExceeded, Refused, SnapshotError, Unreachable
 from protocol.ids import Epoch, Instant
+from protocol.messages import Register
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -201,6 +202,8 @@ class Driver:
 
     def message_arrived(self, connection: int, message: ToCoordinator) -> None:
         """From the hub."""
+        if isinstance(message, Register):
+            self.leader_known()  # A registration that comes to the wrong coordinator is told the newest address.
         self.feed(MessageArrived(connection=connection, message=message))
 
     def connection_lost(self, connection: int, reason: str) -> None:

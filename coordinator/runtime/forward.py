@@ -24,7 +24,7 @@ LEADER: Final = "Cleancut-Leader"
 CONNECT_SECONDS_MAX: Final = 2.0
 ANSWER_BYTES_MAX: Final = 64 << 20
 """An answer that is handed on; the largest is a verification of thousands of objects."""
-_KEPT_HEADERS: Final = ("Content-Type", "Allow", "Retry-After", LEADER)
+_KEPT_HEADERS: Final = ("Content-Type", "Allow", "Retry-After")
 
 
 class LeaderClient:
