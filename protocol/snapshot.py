@@ -29,22 +29,38 @@ one of the older has ended and only the news is late. An epoch older than all op
 Memory. Ended epochs are remembered by a low-water mark and a bounded table above it. Recorded bytes are bounded per epoch;
 past the bound the epoch is given up here and the memory is free at once.
 
-Sources: Chandy & Lamport 1985, section 3.1, marker-sending and marker-receiving rules.
-Differences: several initiators, overlapping epochs, channels that end, epochs that are given up. Each epoch by itself
-still obeys both rules to the letter, and giving one up removes it everywhere; so the paper's proof holds for each one that
-is completed.
+Sources: Chandy & Lamport 1985, section 3, marker-sending and marker-receiving rules.
+Differences: epochs overlap, channels end, epochs are given up. Each epoch by itself still obeys both rules to the letter,
+and one that was given up anywhere is committed nowhere; so the paper's proof holds for each one that is complete everywhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import ChannelId, Epoch
 from protocol.items import encode_marker_item
 from protocol.limits import ABORTED_EPOCHS_REMEMBERED_MAX, CONCURRENT_EPOCHS_MAX, RECORDING_BYTES_MAX
+from protocol.snapshot_events import (
+    ChannelClosed,
+    ChannelEnded,
+    ChannelOpened,
+    DropReason,
+    Effect,
+    EpochAborted,
+    EpochDropped,
+    EpochsEnded,
+    EpochStarted,
+    Event,
+    ItemsReceived,
+    LocalPartComplete,
+    MarkerReceived,
+    RecordingOverflow,
+    RecordState,
+    SendMarkers,
+    TopologySet,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,175 +68,26 @@ if TYPE_CHECKING:
     from protocol.ids import Instant, ParticipantId
 
 
-# --- events ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopologySet:
-    """The channels of this participant from now on; open epochs keep the ones that they began with."""
-
-    incoming: tuple[ChannelId, ...]
-    outgoing: tuple[ChannelId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochStarted:
-    """The coordinator's start order, with the channels that the ledger froze for the epoch."""
-
-    epoch: Epoch
-    incoming: tuple[ChannelId, ...]
-    outgoing: tuple[ChannelId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MarkerReceived:
-    """A marker is the next item of a channel. Fed whether or not anything records."""
-
-    channel: ChannelId
-    epoch: Epoch
-    number: int
-    """The marker's own sequence number."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ItemsReceived:
-    """A run of messages is next on a channel; needs to be fed only while `SnapshotMachine.recording`.
-
-    Hot: one for each batch, hence not frozen (a frozen instance takes four times as long to make).
-    """
-
-    channel: ChannelId
-    first: int
-    """Sequence number of the first item."""
-    items: Sequence[bytes]
-    """Encoded messages, never markers or ends: those have events of their own."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelOpened:
-    """A new stream begins on this channel, at 1, in place of an ended or broken one."""
-
-    channel: ChannelId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelEnded:
-    """The end item of a channel is next (incoming), or was put on it (outgoing)."""
-
-    channel: ChannelId
-    number: int
-    """The end item's own sequence number: the items before it are ``number - 1``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochAborted:
-    """The epoch has ended without a manifest; it may be unknown here."""
-
-    epoch: Epoch
-    ended_through: int = 0
-    """Every epoch up to this number has ended, too; 0: nothing is said."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochsEnded:
-    """Every epoch up to this number has ended, committed or aborted."""
-
-    ended_through: int
-
-
-Event: TypeAlias = (
-    ItemsReceived
-    | MarkerReceived
-    | EpochStarted
-    | EpochAborted
-    | EpochsEnded
-    | ChannelEnded
-    | ChannelOpened
-    | TopologySet
-)
-
-
-# --- effects --------------------------------------------------------------------------------------------------------
-
-
-class DropReason(StrEnum):
-    """Why an epoch is over at this participant."""
-
-    ABORTED = "aborted"
-    """The coordinator said so."""
-    ENDED = "ended"
-    """It lies at or below the low-water mark."""
-    NEWER = "newer"
-    """It gave way to a newer epoch at the bound on open ones."""
-    TOO_MANY = "too-many"
-    """It was refused at that bound: older than all open ones."""
-    RECORDING_LIMIT = "recording-limit"
-    """It would have recorded more than `RECORDING_BYTES_MAX`."""
-    CHANNEL_BROKEN = "channel-broken"
-    """A new stream took the place of one that it was recording."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordState:
-    """Record the local state and the position of every channel, now: before anything else is delivered or sent."""
-
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendMarkers:
-    """Put the epoch's marker on these channels, ahead of any later message."""
-
-    epoch: Epoch
-    channels: tuple[ChannelId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelClosed:
-    """The channel state of one incoming channel is known."""
-
-    epoch: Epoch
-    channel: ChannelId
-    received: int
-    """Number of the last item before the local cut, as the recording has it: ``closed_at - len(items)``."""
-    closed_at: int
-    """Number of the last item before the marker or end."""
-    items: tuple[bytes, ...]
-    """The items ``received + 1 .. closed_at``, encoded: the very objects that were fed, and other epochs' markers."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPartComplete:
-    """State recorded, all channels closed: nothing more comes for this epoch."""
-
-    epoch: Epoch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochDropped:
-    """Free what is held for this epoch. Unless the coordinator ended it, tell the coordinator that it failed here."""
-
-    epoch: Epoch
-    reason: DropReason
-    recorded: bool
-    """Whether a `RecordState` had been given for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordingOverflow:
-    """Whom to blame; always followed by `EpochDropped` of the same epoch."""
-
-    epoch: Epoch
-    channel: ChannelId
-    """The channel whose items passed the bound."""
-    bytes: int
-    """What the epoch would have held over all its channels."""
-
-
-Effect: TypeAlias = RecordState | SendMarkers | ChannelClosed | LocalPartComplete | EpochDropped | RecordingOverflow
-
-
-# --- the machine ----------------------------------------------------------------------------------------------------
+__all__ = [
+    "ChannelClosed",
+    "ChannelEnded",
+    "ChannelOpened",
+    "DropReason",
+    "Effect",
+    "EpochAborted",
+    "EpochDropped",
+    "EpochStarted",
+    "EpochsEnded",
+    "Event",
+    "ItemsReceived",
+    "LocalPartComplete",
+    "MarkerReceived",
+    "RecordState",
+    "RecordingOverflow",
+    "SendMarkers",
+    "SnapshotMachine",
+    "TopologySet",
+]
 
 
 class _Recording:
@@ -541,7 +408,7 @@ class SnapshotMachine:
             Chandy & Lamport 1985, marker-receiving rule, second half: this channel and no other.
         """
         recording = part.open.pop(channel, None)
-        if recording is None:
+        if recording is None:  # closing another epoch has raised the low-water mark past this one
             return []
         self._forget(recording)
         part.closed[channel] = closed_at

@@ -262,6 +262,17 @@ def test_one_lost_frame_costs_one_frame():
     assert end.statistics()["frames_resent"] == 1
 
 
+def test_reconnect_takes_the_place_of_a_recovery():
+    end = SendingEnd(C, frame_bytes=1, resend_ns=100)
+    end.put(items(1, 4))
+    end.frames(NOW)
+    end.timed_out(Instant(100))
+    end.reconnected(Instant(110))
+    assert numbers(end.frames(Instant(110))) == [(1, 1), (2, 1), (3, 1), (4, 1)]
+    end.acknowledged(1, Instant(120))
+    assert end.frames(Instant(120)) == []
+
+
 def test_nothing_is_put_after_the_end():
     end = SendingEnd(C)
     end.put(items(1, 2))

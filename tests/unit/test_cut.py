@@ -84,6 +84,11 @@ def test_missing_participant_is_named():
     del snapshots[ParticipantId("b")]
     found = check_cut(world.topology, snapshots)
     assert found == Violation(kind="incomplete", participant=ParticipantId("b"), detail="no report")
+    assert [str(violation).split(" (")[0] for violation in violations(world.topology, snapshots)] == [
+        "incomplete at participant b: no report",
+        "incomplete at a->b",
+        "incomplete at b->a",
+    ]
 
 
 def test_stranger_is_foreign():

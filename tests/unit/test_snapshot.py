@@ -594,6 +594,35 @@ def test_stuck_epoch_below_the_remembered_ones_is_dropped_with_them():
     assert not q.machine.recording
 
 
+@pytest.mark.parametrize("event", [ChannelEnded(channel=C1, number=1), ChannelOpened(channel=C1)])
+def test_mark_that_rises_within_a_step_ends_each_epoch_once(event: Event):
+    """The older epoch goes with the remembered ones while the same step deals with both."""
+    q = Q(incoming=(C1,))
+    newer, older = 4 * ABORTED_EPOCHS_REMEMBERED_MAX, 1
+    q.start(newer)
+    q.start(older)
+    for epoch in range(3, 3 + 2 * ABORTED_EPOCHS_REMEMBERED_MAX, 2):
+        q.abort(epoch)
+    effects = q.step(event)
+    assert [e for e in effects if getattr(e, "epoch", None) == older] == [
+        EpochDropped(epoch=Epoch(older), reason=DropReason.ENDED, recorded=True)
+    ]
+    assert not q.machine.recording
+
+
+def test_order_of_an_epoch_older_than_all_open_ones_is_refused_at_the_bound():
+    q = Q(max_concurrent_epochs=1)
+    q.start(5)
+    assert q.start(4) == (EpochDropped(epoch=Epoch(4), reason=DropReason.TOO_MANY, recorded=False),)
+    assert q.start(4) == ()
+    assert q.machine.open_epochs == (5,)
+
+
+def test_what_is_no_event_is_refused():
+    with pytest.raises(AssertionError):
+        Q().machine.step(object(), NOW)
+
+
 def test_a_machine_without_room_for_an_epoch_is_refused():
     with pytest.raises(LocalProtocolError):
         SnapshotMachine(ParticipantId("q"), max_concurrent_epochs=0)
