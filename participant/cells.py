@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
+from participant.failure import describe
 from participant.history import DELETED, MISSING, RELEASED, Cell
 from participant.schema import step_into
 from protocol.errors import Unsavable
@@ -64,7 +65,7 @@ class PlainCell(Cell):
         past = self.past(generation, None)
         return self.committed if past is RELEASED else past
 
-    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+    def load(self, segments: list[bytes], removed: bytes, allowed: PickleAllowed | None) -> None:
         """Take saved bytes as the committed state; see `load_cell`."""
         value = self.schema.decode(_only(segments)) if segments else cast("Value[Any]", self.spec).default
         self.note(None, RELEASED)
@@ -150,7 +151,7 @@ class ObjectCell(Cell):
         past = self.past(generation, None)
         return self.stored if past is RELEASED else past
 
-    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+    def load(self, segments: list[bytes], removed: bytes, allowed: PickleAllowed | None) -> None:
         """Take saved bytes as the committed state; see `load_cell`."""
         self.note(None, RELEASED)
         self.clear()
@@ -340,7 +341,7 @@ class KeyedState(Cell, MutableMapping[K, V]):
         keys.extend(key for key in newer if self.stored_at(generation, key) is not MISSING)
         return keys
 
-    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+    def load(self, segments: list[bytes], removed: bytes, allowed: PickleAllowed | None) -> None:
         """Take saved bytes as the committed state; see `load_cell`."""
         spec = cast("Keyed[K, V]", self.spec)
         self.clear()
@@ -349,8 +350,13 @@ class KeyedState(Cell, MutableMapping[K, V]):
             if self.form is None:
                 data.update(spec.decode_plain(segment))
                 continue
-            for key, raw in spec.decode_raw(segment):
+            for key, item in spec.decode_raw(segment):
+                raw = item
+                if self.form.serializer == "cloudpickle":
+                    raw = msgspec.msgpack.decode(item, type=bytes)
                 data[key] = self.form.restore(bytes(raw), allowed, self.state.agent_id, step_into(self.name, key))
+        for key in spec.decode_keys(removed) if removed else ():
+            data.pop(key, None)
         for key in data:
             self.note(key, RELEASED)
 
@@ -395,7 +401,12 @@ class WholeCell(Cell):
     def capture_now(self) -> Any:  # noqa: ANN401 - a committed form
         """The committed form, captured now unless it is known; between turns only. Raises `Unsavable`."""
         if self.stored is MISSING or isinstance(self.stored, Unsavable):
-            self.stored = self.form.save(self.agent.capture(), self.state.agent_id, self.name)
+            try:
+                state = self.agent.capture()
+            except Exception as error:
+                problem = f"capture() raised {describe(error)}"
+                raise Unsavable(self.state.agent_id, self.name, type(self.agent).__qualname__, problem) from error
+            self.stored = self.form.save(state, self.state.agent_id, self.name)
         return self.stored
 
     def capture_before_turn(self) -> None:
@@ -432,7 +443,7 @@ class WholeCell(Cell):
             raise stored
         return stored
 
-    def load(self, segments: list[bytes], allowed: PickleAllowed | None) -> None:
+    def load(self, segments: list[bytes], removed: bytes, allowed: PickleAllowed | None) -> None:
         """Give saved bytes to the agent's `restore`; see `load_cell`."""
         self.stored = self.form.restore(_only(segments), allowed, self.state.agent_id, self.name)
         self.agent.restore(self.form.load(self.stored))

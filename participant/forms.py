@@ -32,6 +32,8 @@ class Form(Protocol):
     mutable: bool
     """Values can change in place: turn commit encodes what was read."""
     serializer: Literal["msgpack", "cloudpickle"]
+    is_map: bool
+    """Blocks are maps, not arrays."""
 
     def save(self, value: Any, agent: str, path: str) -> Any:  # noqa: ANN401 - any value, any form
         """The committed form of a value; raises `Unsavable`."""
@@ -54,6 +56,7 @@ class WholeForm:
     """msgpack bytes of the value."""
 
     serializer: Literal["msgpack", "cloudpickle"] = "msgpack"
+    is_map = False
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
@@ -86,6 +89,7 @@ class BlocksForm:
         self._schema = schema
         self._cls = schema.container
         assert self._cls is not None
+        self.is_map = self._cls is dict
 
     @staticmethod
     def fits(schema: Schema) -> bool:
@@ -118,7 +122,7 @@ class BlocksForm:
 
     def load(self, stored: tuple[bytes, ...]) -> Any:  # noqa: ANN401 - of the declared type
         """See `Form`."""
-        return self._schema.decode(b"".join(joined_blocks(stored, is_map=self._cls is dict)))
+        return self._schema.decode(b"".join(joined_blocks(stored, is_map=self.is_map)))
 
     def restore(self, data: bytes, allowed: PickleAllowed | None, agent: str, path: str) -> tuple[bytes, ...]:
         """See `Form`."""
@@ -129,6 +133,7 @@ class PickleForm:
     """cloudpickle bytes. Each turn pickles what it touched: slow, and not the same bytes in two processes."""
 
     serializer: Literal["msgpack", "cloudpickle"] = "cloudpickle"
+    is_map = False
     mutable = True
 
     def __init__(self, schema: Schema) -> None:

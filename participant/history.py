@@ -148,6 +148,8 @@ class Cell:
         if self.generation < before:
             self.changes = {}
             self.generation = before
+        elif self.generation <= read_through and self.changes:
+            self.changes = dict.fromkeys(self.changes, RELEASED)
         kept: list[tuple[int, dict[Any, Any]]] = []
         for began, changes in self.history:
             if began >= before:

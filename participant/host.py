@@ -76,6 +76,8 @@ class SavedField(NamedTuple):
     serializer: str
     segments: list[bytes]
     """Each segment's chunks, joined and verified."""
+    removed: bytes = b""
+    """The same of `FieldRef.removed`."""
 
 
 class Turn:
@@ -365,7 +367,7 @@ class AgentHost:
             saved = fields.get(name)
             if saved is None:
                 if cell is not self.whole:
-                    cell.load([], allowed)
+                    cell.load([], b"", allowed)
                 continue
             if saved.shape != cell.shape or saved.serializer != cell.serializer:
                 raise RecoveryError(
@@ -373,7 +375,7 @@ class AgentHost:
                     f"{cell.shape} with {cell.serializer}"
                 )
             try:
-                cell.load(saved.segments, allowed)
+                cell.load(saved.segments, saved.removed, allowed)
             except (
                 msgspec.MsgspecError,
                 UnicodeDecodeError,

@@ -119,6 +119,12 @@ def segment_decoder(key_type: Any, item_type: Any) -> Callable[[bytes], list[tup
     return msgspec.msgpack.Decoder(list[pair], dec_hook=hook_in).decode
 
 
+def list_decoder(item_type: Any) -> Callable[[bytes], list[Any]]:  # noqa: ANN401 - a type form
+    """The decoder of a list of keys."""
+    items = list[item_type]
+    return msgspec.msgpack.Decoder(items, dec_hook=hook_in).decode
+
+
 class Field(Generic[T]):
     """Base of the two descriptors."""
 
@@ -182,7 +188,7 @@ class Value(Field[T]):
 class Keyed(Field[V], Generic[K, V]):
     """A field with many values by key; made by `keyed`."""
 
-    __slots__ = ("decode_plain", "decode_raw", "key_schema")
+    __slots__ = ("decode_keys", "decode_plain", "decode_raw", "key_schema")
 
     def __init__(self, key_type: Any, value_type: Any) -> None:  # noqa: ANN401 - type forms
         super().__init__(Schema(value_type))
@@ -190,6 +196,7 @@ class Keyed(Field[V], Generic[K, V]):
         if self.key_schema.kind is Kind.MUTABLE:
             raise TypeError(f"keys of type {self.key_schema.shown} can change: use str, int, bytes or tuples of them")
         key, item = self.key_schema.declared, self.schema.declared
+        self.decode_keys = list_decoder(key)
         self.decode_plain = segment_decoder(key, item)
         self.decode_raw = segment_decoder(key, msgspec.Raw)
 

@@ -108,6 +108,7 @@ def chunk_refs(snapshot: LocalSnapshot) -> Iterator[ChunkRef]:
         for field in agent.fields:
             for segment in field.segments:
                 yield from segment
+            yield from field.removed
         yield from agent.mailbox
         yield from agent.timers
     yield from snapshot.unrouted

@@ -47,8 +47,9 @@ class FieldRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One field of an agent's state (`value` or `keyed`), or the whole of an agent with capture() of its own.
 
     The field's encoded bytes are its chunks' bytes: for ``value`` and ``whole`` all chunks joined are one encoded value;
-    for ``keyed`` each element of `segments` is a list of chunks that joined are one msgpack array
-    ``[[key, encoded value], ...]`` sorted by encoded key.
+    for ``keyed`` each element of `segments` is a list of chunks that joined are one msgpack array ``[[key, value], ...]``.
+    Segments apply in order: a later entry takes the place of an earlier one with the same key; then the keys in `removed`
+    go. (A base and small overlays: an epoch writes only the entries that changed.)
     """
 
     name: Text
@@ -56,6 +57,8 @@ class FieldRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """``value``, ``keyed`` or ``whole``."""
     serializer: Text = "msgpack"
     segments: tuple[tuple[ChunkRef, ...], ...] = ()
+    removed: tuple[ChunkRef, ...] = ()
+    """Chunks that joined are one msgpack array of keys that segments hold and the state does not."""
 
 
 class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,0 +1,366 @@
+"""From a cut to a local snapshot: freeze in a moment, encode in small slices, finish when the channels are closed.
+
+How a driver uses it::
+
+    frozen = capturer.freeze(epoch, hosts, unrouted=..., now=now)   # RecordLocal: synchronous, before anything else
+    for pack in frozen.slices(): ...                               # None: a small step is done; a Pack: make it durable
+    for pack in frozen.channel_slices(channels): ...               # ChannelsRecorded
+    snapshot = frozen.local_snapshot(...)                          # all packs given out before are to be durable first
+    capturer.committed(epoch) / capturer.dropped(epoch)
+
+Rules:
+    * `freeze` copies no state: it adds one to the cut clock and takes mailboxes and timers as tuples of what is immutable.
+    * A slice that is resumed finds the values of the cut, whatever turns have run since (`participant.history`).
+    * What the last *committed* epoch holds and what has not changed since is named again, not encoded. Epochs that
+      ended otherwise leave nothing behind.
+    * An agent's own `capture` that fails fails the epoch (`Unsavable`, with agent and path), not the agent.
+    * Slices of one participant's epochs run one after the other: a later one yields until the earlier ones have ended.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from participant.forms import container_header
+from participant.packing import Chunk, ChunkWriter, Pack
+from participant.schema import ENCODER
+from participant.segments import PIECE_BYTES, SavedCell, encode_cell
+from protocol.errors import LocalProtocolError
+from protocol.items import message_count
+from protocol.manifest import AgentSnapshot, ChunkRef, FieldRef, IncomingCut, LocalSnapshot, OutgoingCut
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterable, Iterator, Sequence
+
+    from participant.host import AgentHost
+    from participant.machine_events import RecordedChannel
+    from participant.state import CutClock
+
+AGENTS_PER_STEP: Final = 16
+"""Unchanged agents passed over between two yields."""
+
+
+class FrozenAgent(NamedTuple):
+    """One agent at the cut; its state is behind the cut clock."""
+
+    host: AgentHost
+    mailbox: tuple[tuple[Any, bytes], ...]
+    timers: tuple[tuple[int, int, Any, bytes], ...]
+    running: bool
+    dead: bool
+
+
+class _SavedAgent(NamedTuple):
+    host: AgentHost
+    """The very host: another one of the same id has a history of its own."""
+    cells: dict[str, SavedCell]
+
+
+class Capturer:
+    """What one participant knows of its committed epochs.
+
+    Args:
+        clock: The participant's cuts, shared by all its hosts.
+    """
+
+    def __init__(self, clock: CutClock) -> None:
+        self._clock = clock
+        self._saved: dict[str, _SavedAgent] = {}
+        self._since = 0
+        """The cut of the newest committed epoch, 0: none."""
+        self._frozen: dict[int, Frozen] = {}
+
+    def freeze(self, epoch: int, hosts: Iterable[AgentHost], *, unrouted: Sequence[bytes] = (), now: int) -> Frozen:
+        """Take the cut. Nothing may run between the marker rule's decision and this.
+
+        Args:
+            epoch: Of the start order or marker.
+            hosts: All agents of the participant.
+            unrouted: Encoded envelopes to agents that nobody hosts.
+            now: Driver time, nanoseconds; timers are saved relative to it.
+        """
+        if epoch in self._frozen:
+            raise LocalProtocolError(f"epoch {epoch} was frozen before")
+        generation = self._clock.cut()
+        agents = [
+            FrozenAgent(host, tuple(host.mailbox), tuple(host.timers), host.turn is not None, host.dead)
+            for host in hosts
+        ]
+        frozen = Frozen(self, epoch, generation, self._since, self._saved, agents, tuple(unrouted), now)
+        self._frozen[epoch] = frozen
+        return frozen
+
+    def committed(self, epoch: int) -> None:
+        """What was written for this epoch can be named again. Unknown epochs are fine."""
+        frozen = self._frozen.pop(epoch, None)
+        if frozen is None:
+            return
+        self._clock.close(frozen.generation)
+        if frozen.finished and frozen.generation > self._since:
+            self._saved = frozen.saved
+            self._since = frozen.generation
+
+    def dropped(self, epoch: int) -> None:
+        """The epoch ended otherwise; its packs are garbage. Unknown epochs are fine."""
+        frozen = self._frozen.pop(epoch, None)
+        if frozen is not None:
+            frozen.dropped = True
+            self._clock.close(frozen.generation)
+
+    @property
+    def open_epochs(self) -> tuple[int, ...]:
+        """Frozen and neither committed nor dropped."""
+        return tuple(self._frozen)
+
+    def first_to_encode(self) -> Frozen | None:
+        """The oldest cut that is still being encoded."""
+        return next((frozen for frozen in self._frozen.values() if not frozen.encoded), None)
+
+    def oldest_since(self) -> int:
+        """The oldest cut that some open epoch compares with."""
+        return min([self._since, *(frozen.since for frozen in self._frozen.values())])
+
+    def oldest_is(self, generation: int) -> bool:
+        """No older cut is being read."""
+        return not self._clock.open or self._clock.open[0] >= generation
+
+
+class Frozen:
+    """One participant's part of one epoch, from the cut to the local snapshot."""
+
+    def __init__(
+        self,
+        capturer: Capturer,
+        epoch: int,
+        generation: int,
+        since: int,
+        before: dict[str, _SavedAgent],
+        agents: list[FrozenAgent],
+        unrouted: tuple[bytes, ...],
+        now: int,
+    ) -> None:
+        self.epoch = epoch
+        self.generation = generation
+        """Number of the cut on the participant's clock."""
+        self.since = since
+        self.saved: dict[str, _SavedAgent] = {}
+        self.encoded = False
+        """The agents' part is done: no value of the cut is needed any more."""
+        self.finished = False
+        self.dropped = False
+        self.state_bytes = 0
+        """Uncompressed bytes of the agents' part and of unrouted messages; known after `local_snapshot`."""
+        self.new_bytes = 0
+        """Bytes of the packs made for it."""
+        self._capturer = capturer
+        self._before = before
+        self._agents = agents
+        self._unrouted = unrouted
+        self._unrouted_chunks: tuple[Chunk, ...] = ()
+        self._now = now
+        self._writer = ChunkWriter()
+        self._mailboxes: dict[str, tuple[tuple[Chunk, ...], tuple[Chunk, ...]]] = {}
+        self._channels: dict[str, tuple[Chunk, ...]] = {}
+
+    def slices(self) -> Generator[Pack | None, None, None]:
+        """Encode the agents' part.
+
+        Yields:
+            None after each small step, and each finished pack.
+
+        Raises:
+            Unsavable: An agent's own `capture` cannot be saved: the epoch fails, with this as the cause.
+        """
+        while not self.dropped and self._capturer.first_to_encode() is not self:
+            yield None
+        for index, agent in enumerate(self._agents):
+            if self.dropped:
+                return
+            changed = yield from self._agent(agent)
+            if changed or index % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
+                yield None
+        self._unrouted_chunks = yield from self._steps(_array(self._unrouted, self._writer))
+        self.encoded = True
+        self._capturer._clock.close(self.generation)  # noqa: SLF001 - one module, one machine
+        yield from self._packs()
+
+    def channel_slices(self, channels: Sequence[RecordedChannel]) -> Generator[Pack | None, None, None]:
+        """Encode the recorded channel states, after `slices` is through; the last packs come out here.
+
+        Args:
+            channels: Each incoming channel with its recorded items.
+        """
+        assert self.encoded, "the agents' part comes first"
+        for channel in channels:
+            if channel.items:
+                self._channels[channel.source] = yield from self._steps(_items(channel.items, self._writer))
+        self._writer.finish_pack()
+        yield from self._packs()
+        self.finished = True
+
+    def local_snapshot(
+        self,
+        *,
+        cluster: str,
+        participant: str,
+        incarnation: int,
+        session: int,
+        topology: int,
+        outgoing: Sequence[OutgoingCut],
+        channels: Sequence[RecordedChannel],
+        build: str = "",
+    ) -> LocalSnapshot:
+        """The object that the report names, after `channel_slices` is through."""
+        assert self.finished, "every chunk's pack must be known"
+        incoming = tuple(
+            IncomingCut(
+                source=channel.source,
+                received=channel.received,
+                closed_at=channel.closed_at,
+                digest=channel.digest,
+                items=len(channel.items),
+                messages=message_count(channel.items),
+                chunks=self._refs(self._channels.get(channel.source, ())),
+            )
+            for channel in sorted(channels, key=lambda channel: channel.source)
+        )
+        agents = self.agent_snapshots()
+        unrouted = self._refs(self._unrouted_chunks)
+        return LocalSnapshot(
+            cluster=cluster,
+            participant=participant,
+            incarnation=incarnation,
+            session=session,
+            epoch=self.epoch,
+            topology=topology,
+            agents=agents,
+            unrouted=unrouted,
+            unrouted_count=len(self._unrouted),
+            outgoing=tuple(sorted(outgoing, key=lambda cut: cut.target)),
+            incoming=incoming,
+            state_bytes=self.state_bytes,
+            build=build,
+        )
+
+    def agent_snapshots(self) -> tuple[AgentSnapshot, ...]:
+        """The agents' part, sorted by id."""
+        self.state_bytes = 0
+        return tuple(self._agent_snapshot(agent) for agent in sorted(self._agents, key=lambda agent: agent.host.id))
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    def _agent(self, agent: FrozenAgent) -> Generator[Pack | None, None, bool]:
+        """Encode one agent; returns whether there was anything to do."""
+        host = agent.host
+        before = self._before.get(host.id)
+        known = before.cells if before is not None and before.host is host else {}
+        cells: dict[str, SavedCell] = {}
+        oldest_since = self._capturer.oldest_since()
+        worked = False
+        for name, cell in host.state.cells.items():
+            saved = known.get(name)
+            cells[name] = now_saved = yield from self._steps(
+                encode_cell(cell, self.generation, self.since, saved, self._writer)
+            )
+            if now_saved is not saved:
+                worked = True
+            if self._capturer.oldest_is(self.generation):
+                cell.forget(oldest_since, self.generation)
+        self.saved[host.id] = _SavedAgent(host, cells)
+        if agent.mailbox or agent.timers:
+            worked = True
+            mailbox = yield from self._steps(_array([data for _, data in agent.mailbox], self._writer))
+            timers = yield from self._steps(_array(self._timers(agent), self._writer, len(agent.timers)))
+            self._mailboxes[host.id] = (mailbox, timers)
+        return worked
+
+    def _timers(self, agent: FrozenAgent) -> Iterator[bytes]:
+        for due, _, _, data in sorted(agent.timers, key=lambda timer: timer[:2]):
+            yield b"\x92" + ENCODER.encode(max(0, due - self._now)) + data
+
+    def _steps(self, steps: Generator[None, None, Any]) -> Generator[Pack | None, None, Any]:
+        """Run a generator of small steps to its end; packs come out in between."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            yield None
+            if self._writer.ready:
+                yield from self._packs()
+
+    def _packs(self) -> Generator[Pack, None, None]:
+        while self._writer.ready:
+            pack = self._writer.ready.pop(0)
+            self.new_bytes += len(pack.data)
+            yield pack
+
+    def _agent_snapshot(self, agent: FrozenAgent) -> AgentSnapshot:
+        host = agent.host
+        mailbox, timers = self._mailboxes.get(host.id, ((), ()))
+        fields = []
+        for name, saved in self.saved[host.id].cells.items():
+            cell = host.state.cells[name]
+            segments = saved.segments
+            if cell.shape != "keyed" and len(segments) > 1:
+                segments = (tuple(chunk for segment in segments for chunk in segment),)
+            fields.append(
+                FieldRef(
+                    name=name,
+                    shape=cell.shape,
+                    serializer=cell.serializer,
+                    segments=tuple(self._refs(segment) for segment in segments),
+                    removed=self._refs(saved.removed),
+                )
+            )
+        return AgentSnapshot(
+            id=host.id,
+            state_version=host.agent.state_version,
+            fields=tuple(fields),
+            mailbox=self._refs(mailbox),
+            mailbox_count=len(agent.mailbox),
+            running=agent.running,
+            timers=self._refs(timers),
+            timers_count=len(agent.timers),
+            dead=agent.dead,
+        )
+
+    def _refs(self, chunks: Iterable[Chunk]) -> tuple[ChunkRef, ...]:
+        refs = tuple(chunk.ref() for chunk in chunks)
+        self.state_bytes += sum(ref.bytes for ref in refs)
+        return refs
+
+
+def _array(
+    parts: Iterable[bytes], writer: ChunkWriter, count: int | None = None
+) -> Generator[None, None, tuple[Chunk, ...]]:
+    """Chunks that joined are one msgpack array of encoded parts; none for no parts."""
+    if count is None:
+        parts = list(parts)
+        count = len(parts)
+    if not count:
+        return ()
+    return (yield from _joined_parts(container_header(count, is_map=False), parts, writer))
+
+
+def _items(items: Iterable[bytes], writer: ChunkWriter) -> Generator[None, None, tuple[Chunk, ...]]:
+    return (yield from _joined_parts(b"", items, writer))
+
+
+def _joined_parts(
+    header: bytes, parts: Iterable[bytes], writer: ChunkWriter
+) -> Generator[None, None, tuple[Chunk, ...]]:
+    chunks: list[Chunk] = []
+    waiting = [header]
+    size = len(header)
+    for part in parts:
+        waiting.append(part)
+        size += len(part)
+        if size >= PIECE_BYTES or len(waiting) >= 4096:
+            chunks.append(writer.put(b"".join(waiting), {}))
+            waiting, size = [], 0
+            yield
+    if size:
+        chunks.append(writer.put(b"".join(waiting), {}))
+        yield
+    return tuple(chunks)

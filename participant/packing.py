@@ -1,0 +1,92 @@
+"""Chunks on their way into packs, for one epoch of one participant.
+
+A chunk's pack has no id before it is finished, so a `Chunk` learns it later; `ChunkRef`s are made at the end. Packs are
+finished early while little has been written and later as the state grows: what waits in memory is a small part of what has
+been written, and a large state still makes few packs and few fsyncs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from protocol.digests import digest, pack_key
+from protocol.limits import MIB, PACK_TARGET_BYTES
+from protocol.manifest import ChunkRef
+from protocol.pack import PackBuilder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from protocol.ids import Digest
+
+PACK_BYTES_MIN: Final = 2 * MIB
+"""A pack below this is finished only at the end."""
+PACK_SHARE: Final = 64
+"""A pack is finished at this part of the uncompressed bytes so far: memory for packs stays below 2 % of the state."""
+
+
+class Chunk:
+    """One chunk; `pack` is known once its pack is finished."""
+
+    __slots__ = ("digest", "pack", "size")
+
+    def __init__(self, digest: Digest, size: int) -> None:
+        self.digest = digest
+        self.size = size
+        """Uncompressed."""
+        self.pack: Digest | None = None
+
+    def ref(self) -> ChunkRef:
+        """The reference that a local snapshot holds."""
+        assert self.pack is not None, "its pack is not finished"
+        return ChunkRef(self.digest, self.pack, self.size)
+
+
+class Pack(NamedTuple):
+    """A finished pack, to be made durable before the local snapshot is."""
+
+    key: str
+    digest: Digest
+    data: bytes
+    chunks: int
+
+
+class ChunkWriter:
+    """Collects the new chunks of one epoch; a chunk is written once."""
+
+    __slots__ = ("_builder", "_new", "_waiting", "ready", "written_bytes")
+
+    def __init__(self) -> None:
+        self._builder = PackBuilder()
+        self._waiting: list[Chunk] = []
+        self._new: dict[Digest, Chunk] = {}
+        self.ready: list[Pack] = []
+        """Finished packs; whoever drives the slices takes them out."""
+        self.written_bytes = 0
+        """Uncompressed bytes of all new chunks."""
+
+    def put(self, data: bytes, known: Mapping[Digest, Chunk]) -> Chunk:
+        """A chunk with these bytes: one that is `known` or new in this epoch already, else written now."""
+        name = digest(data)
+        chunk = known.get(name) or self._new.get(name)
+        if chunk is not None:
+            return chunk
+        self._builder.add(data)
+        chunk = self._new[name] = Chunk(name, len(data))
+        self._waiting.append(chunk)
+        self.written_bytes += len(data)
+        size = self._builder.size_bytes
+        if size >= PACK_BYTES_MIN and (size >= PACK_TARGET_BYTES or size * PACK_SHARE >= self.written_bytes):
+            self.finish_pack()
+        return chunk
+
+    def finish_pack(self) -> None:
+        """End the pack of the moment, if there is anything in it."""
+        if not self._waiting:
+            return
+        data, name, entries = self._builder.finish()
+        for chunk in self._waiting:
+            chunk.pack = name
+        self.ready.append(Pack(pack_key(name), name, data, len(entries)))
+        self._waiting = []
+        self._builder = PackBuilder()
