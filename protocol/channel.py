@@ -329,6 +329,7 @@ class ReceivingEnd:
         self.ack_due = False
         """There is something to acknowledge that no frame has said yet."""
         self._accepted = 0
+        self._end_accepted = False
         self._reorder_bytes = reorder_bytes
         self._ahead: list[tuple[int, list[bytes]]] = []
         """Runs beyond a gap, in order of their first number. Invariant: no two have the same one."""
@@ -374,8 +375,8 @@ class ReceivingEnd:
             self._counts["items_repeated"] += len(items)
             self.ack_due = True
             return []
-        if self.ended:
-            raise RemoteProtocolError(f"{self.channel}: item {last} after the end, which was {self.received}")
+        if self._end_accepted or self.ended:
+            raise RemoteProtocolError(f"{self.channel}: item {last} after the end, which was {self._accepted}")
         following = self._accepted + 1
         if first_seq > following:
             self._keep(first_seq, items)
@@ -384,8 +385,8 @@ class ReceivingEnd:
             self._counts["items_repeated"] += following - first_seq
             items = items[following - first_seq :]
             self.ack_due = True
-        self._accepted = last
         runs = [(following, items)]
+        self._take(items, last)
         if self._ahead:
             runs += self._drain()
         return runs
@@ -448,6 +449,10 @@ class ReceivingEnd:
         else:
             self._ahead[position] = (first_seq, items)
 
+    def _take(self, items: list[bytes], last: int) -> None:
+        self._accepted = last
+        self._end_accepted = items[-1][0] == KIND_END
+
     def _drain(self) -> list[tuple[int, list[bytes]]]:
         """Runs that are next now that the gap is filled."""
         runs: list[tuple[int, list[bytes]]] = []
@@ -460,9 +465,13 @@ class ReceivingEnd:
             self._ahead_bytes -= _run_bytes(items)
             last = first_seq + len(items) - 1
             self._counts["items_repeated"] += min(len(items), following - first_seq)
-            if last >= following:
-                runs.append((following, items[following - first_seq :]))
-                self._accepted = last
+            if last < following:
+                continue
+            if self._end_accepted:
+                self._counts["frames_dropped"] += 1
+                continue
+            runs.append((following, items[following - first_seq :]))
+            self._take(items, last)
         del self._ahead[:taken]
         return runs
 

@@ -87,7 +87,7 @@ def split_items(body: bytes | memoryview, count: int) -> list[bytes]:
         The encoded items, in order; each a `bytes` of its own, so that one kept item does not keep the frame.
 
     Raises:
-        MalformedFrame: Anything odd: an unknown kind, a wrong length, a wrong count, bytes left over.
+        MalformedFrame: Anything odd: an unknown kind, a wrong length, a wrong count, bytes left over, items after an end.
     """
     data = body if type(body) is bytes else bytes(body)
     end = len(data)
@@ -128,6 +128,8 @@ def _check_control(data: bytes, start: int, kind: int, length: int) -> None:
     elif kind == KIND_END:
         if length:
             raise MalformedFrame(f"an end of {length} bytes")
+        if start + ITEM_HEADER_BYTES != len(data):
+            raise MalformedFrame("items after the end")
     else:
         raise MalformedFrame(f"an item of unknown kind {kind}")
 

@@ -429,6 +429,18 @@ def test_nothing_follows_the_end():
     assert end.accept(1, [END_ITEM]) == [], "the end itself may come again"
 
 
+def test_nothing_follows_an_end_that_is_accepted_and_not_yet_handed_on():
+    end = ReceivingEnd(C)
+    end.accept(3, items(3, 1))
+    end.accept(5, items(5, 1))
+    assert end.accept(1, [*items(1, 1), END_ITEM]) == [(1, [*items(1, 1), END_ITEM])], "what was kept ahead is dropped"
+    assert end.statistics()["frames_dropped"] == 1
+    with pytest.raises(RemoteProtocolError):
+        end.accept(3, items(3, 1))
+    end.advance([*items(1, 1), END_ITEM])
+    assert end.cut_position.number == 1
+
+
 def test_both_ends_agree_on_every_cut_position():
     sender, receiver = SendingEnd(C, frame_bytes=40), ReceivingEnd(C)
     for first in range(1, 20, 3):

@@ -67,14 +67,16 @@ def test_largest_message_comes_back():
     assert split_items(item, 1) == [item]
 
 
-ITEMS = st.lists(
-    st.one_of(
-        st.binary(min_size=1, max_size=40).map(encode_message_item),
-        st.integers(1, (1 << 63) - 1).map(lambda epoch: encode_marker_item(Epoch(epoch))),
-        st.just(END_ITEM),
+ITEMS = st.tuples(
+    st.lists(
+        st.one_of(
+            st.binary(min_size=1, max_size=40).map(encode_message_item),
+            st.integers(1, (1 << 63) - 1).map(lambda epoch: encode_marker_item(Epoch(epoch))),
+        ),
+        max_size=20,
     ),
-    max_size=20,
-)
+    st.sampled_from([[], [END_ITEM]]),
+).map(lambda parts: parts[0] + parts[1])
 
 
 @given(ITEMS)
@@ -122,6 +124,8 @@ def test_any_bytes_split_or_are_malformed(body: bytes, count: int):
         (b"\x02\x00\x00\x00\x08" + b"\xff" * 8, 1),
         (b"\x02\x00\x00\x00\x08" + bytes(5), 1),
         (b"\x03\x00\x00\x00\x01x", 1),
+        (END_ITEM + MESSAGE, 2),
+        (END_ITEM + END_ITEM, 2),
         (b"", 1),
         (b"", -1),
     ],
