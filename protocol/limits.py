@@ -36,6 +36,15 @@ HANDSHAKES_MAX: Final = 256
 """Connections that have not proved yet who they are, at one participant: each may hold one small message."""
 CONTROL_WAITING_MAX: Final = 1_024
 """Control messages that wait to be sent on one connection: heartbeats and reports make a handful a second."""
+EVENTS_WAITING_MAX: Final = 1_000
+"""Events that wait for one slow iteration over a participant's events; the oldest go first."""
+STRANGERS_REMEMBERED_MAX: Final = 1_000
+"""Names under which refused frames are logged once each; beyond it they are only counted."""
+STORE_RETRY_NS: Final = 5_000_000_000
+"""How long a failing store is tried again for one object, at most half of what is left of the epoch's deadline: the reason
+of the failure must reach the coordinators before the deadline does."""
+UPLOADS_MAX: Final = 2
+"""Finished packs of one epoch that wait in memory to become durable."""
 PARKED_FRAMES_BYTES_MAX: Final = 4 * MIB
 """Frames of an incarnation or session that the sender already knows of and we do not yet; more are dropped and sent again."""
 RECORDING_BYTES_MAX: Final = 256 * MIB
@@ -75,6 +84,8 @@ DECOMPRESSED_BYTES_MAX: Final = 16 * MIB
 """No chunk unfolds into more, whatever its header says."""
 MANIFEST_BYTES_MAX: Final = 256 * MIB
 SNAPSHOT_OBJECT_BYTES_MAX: Final = 512 * MIB
+CONTENT_BYTES_MAX: Final = 1024 * MIB
+"""One field's value, mailbox or channel state, joined in memory to be checked or shown."""
 
 CAPTURE_SLICE_NS: Final = 500_000
 """Background encoding yields to the event loop after this long."""

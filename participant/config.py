@@ -1,0 +1,82 @@
+"""Settings of one participant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from protocol.errors import ConfigError
+from protocol.ids import ClusterName, ParticipantId, cluster_name, participant_id
+from protocol.limits import CONCURRENT_EPOCHS_MAX, IN_FLIGHT_BYTES_MAX, RECORDING_BYTES_MAX
+from protocol.topology import check_targets
+
+if TYPE_CHECKING:
+    from protocol.ports import ObjectStore
+
+TRANSPORTS = ("websocket", "memory", "mqtt://host:port", "mqtts://host:port")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParticipantConfig:
+    """What a participant is told; checked as a whole when it is made.
+
+    Raises:
+        ConfigError: Names the setting and what to do.
+    """
+
+    id: str
+    """Stable over restarts; unique in the cluster."""
+    cluster: str
+    coordinators: tuple[str, ...] = ()
+    """``host:port`` of each coordinator's HTTP address; one that answers is enough, it points to the leader."""
+    transport: str = "websocket"
+    """``websocket`` (peer to peer), ``mqtt://host:port`` (through a broker), ``memory`` (one process)."""
+    store: str | ObjectStore = ""
+    """Where local snapshots go: ``file:/path``, ``/path``, ``memory:name``, or a store. All participants and coordinators
+    share one."""
+    secret_file: str | None = None
+    """The cluster's secret; all parts have the same."""
+    secret: bytes | None = field(default=None, repr=False)
+    """The secret itself, in place of a file."""
+    listen: str = "127.0.0.1:0"
+    """``host:port`` for the WebSocket transport; port 0 takes a free one."""
+    advertise: str = ""
+    """``host:port`` under which peers reach `listen`, where that differs."""
+    targets: tuple[str, ...] | None = None
+    """Participants that this one sends to; None: all others. A channel that is never used still costs a marker an epoch."""
+    allow_cloudpickle: bool = False
+    """Whether agents may keep state that only pickling can save."""
+    max_concurrent_epochs: int = CONCURRENT_EPOCHS_MAX
+    """Epochs that may be open here at once; the coordinators' policy has its own bound."""
+    recording_bytes_max: int = RECORDING_BYTES_MAX
+    """In-flight bytes that one epoch may record here; past it the epoch aborts."""
+    in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
+    """Bytes in mailboxes and outgoing channels past which `ingest` refuses."""
+
+    def __post_init__(self) -> None:
+        cluster_name(self.cluster)
+        participant_id(self.id)
+        check_targets(self.id, self.targets)
+        for target in self.targets or ():
+            participant_id(target)
+        if self.transport not in {"websocket", "memory"} and not self.transport.startswith(("mqtt://", "mqtts://")):
+            raise ConfigError("transport", f"{self.transport!r} is none of {', '.join(TRANSPORTS)}")
+        if self.secret is not None and self.secret_file is not None:
+            raise ConfigError("secret", "give secret or secret_file, not both")
+        if self.secret is None and self.secret_file is None:
+            raise ConfigError("secret_file", "missing: the file with the cluster's secret")
+        if not self.store:
+            raise ConfigError("store", "missing: file:/path, the same for all parts of the cluster")
+        for name in ("max_concurrent_epochs", "recording_bytes_max", "in_flight_bytes_max"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, f"{getattr(self, name)} is not positive")
+
+    @property
+    def cluster_name(self) -> ClusterName:
+        """`cluster`, checked."""
+        return cluster_name(self.cluster)
+
+    @property
+    def participant_id(self) -> ParticipantId:
+        """`id`, checked."""
+        return participant_id(self.id)
