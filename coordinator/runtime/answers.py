@@ -21,6 +21,7 @@ from protocol.errors import (
     Refused,
     SnapshotError,
     StoreError,
+    UnknownAgent,
     Unreachable,
     WireError,
 )
@@ -95,6 +96,8 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(422, "object-corrupt", str(error), "`cleancut epoch verify` says what else is damaged")
         case StoreError():
             return ApiError(503, "store-failed", str(error), "free space or mend access; nothing needs a restart")
+        case Refused(code="no-leader" | "not-leader" | "queue-full" | "discarded" | "stopped"):
+            return ApiError(503, error.code, str(error), "try again in a second", headers={"Retry-After": "1"})
         case Refused():
             return ApiError(409, error.code, str(error))
         case Unreachable():
@@ -105,6 +108,10 @@ def as_api_error(error: Exception) -> ApiError | None:
             return ApiError(400, "bad-value", str(error))
         case WireError():
             return ApiError(400, "malformed", str(error))
+        case UnknownAgent():
+            return ApiError(404, "no-agent", str(error))
+        case TimeoutError():
+            return ApiError(503, "store-slow", "the store did not answer in time", "try again")
         case SnapshotError():
             return ApiError(409, "refused", str(error))
         case _:

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import logging
 import os
 import secrets
 import signal
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -320,6 +320,17 @@ def run(config: CoordinatorConfig) -> int:
         print("coordinator: python -O removes the checks that keep data safe; run without it", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
     set_up_logs(as_json=config.log_json, coordinator=config.id)
+    code = _run(config)
+    if any(thread.name.startswith("store") for thread in threading.enumerate()):
+        # A thread that hangs in a dead store must not keep the process: what is durable is durable already.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+def _run(config: CoordinatorConfig) -> int:
     try:
         return asyncio.run(serve(config))
     except ConfigError as error:
@@ -348,10 +359,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # A thread that hangs in a dead store must not keep the process: everything durable is durable already.
-    with contextlib.suppress(Exception):
-        logging.shutdown()
-    os._exit(code)
+    sys.exit(main())

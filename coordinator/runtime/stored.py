@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coordinator.ledger import EpochRecord
     from coordinator.runtime.api import Api
     from coordinator.runtime.service import Service
+    from protocol.reading import EpochReader
 
 VERIFY_SECONDS_MAX: Final = 600.0
 READ_SECONDS_MAX: Final = 60.0
@@ -76,16 +77,56 @@ class Stored:
                 )
         finally:
             self._waiting -= 1
-        return json_answer(msgspec.to_builtins(report))
+        document = msgspec.to_builtins(report)
+        if report.manifest and report.manifest != record.manifest:
+            document["ok"] = False
+            document["findings"] = [
+                {
+                    "kind": "manifest",
+                    "key": manifest_key(Epoch(record.epoch)),
+                    "participant": "",
+                    "channel": "",
+                    "expected": record.manifest,
+                    "found": report.manifest,
+                    "detail": "the stored manifest is not the one that the ledger sealed",
+                },
+                *document["findings"],
+            ]
+        return json_answer(document)
 
     async def agents(self, request: web.Request) -> web.Response:
         """Agents of a committed epoch and where they were."""
         await self._api.fresh(request)
         record = self._committed(request)
-        return json_answer(await self._service.driver.in_thread(lambda: self._read_agents(record.epoch)))
+        return json_answer(await self._service.driver.in_thread(lambda: self._read_agents(record), READ_SECONDS_MAX))
 
-    def _read_agents(self, epoch: int) -> dict[str, Any]:
-        raise NotImplementedError
+    def _reader(self, record: EpochRecord) -> EpochReader:
+        """Blocks. The manifest must be the very one that the ledger sealed."""
+        from protocol.documents import decode_manifest
+        from protocol.reading import EpochReader
+
+        store = self._service.store
+        key = manifest_key(Epoch(record.epoch))
+        data = store.get(key, size_max=MANIFEST_BYTES_MAX)
+        return EpochReader(store, decode_manifest(data, expected=record.manifest, name=key))
+
+    def _read_agents(self, record: EpochRecord) -> dict[str, Any]:
+        reader = self._reader(record)
+        rows = []
+        for agent in reader.agents():
+            found = reader.agent_snapshot(agent)
+            rows.append(
+                {
+                    "agent": agent,
+                    "participant": reader.host_of(agent),
+                    "state_version": found.state_version,
+                    "running": found.running,
+                    "dead": found.dead,
+                    "mailbox_count": found.mailbox_count,
+                    "timers_count": found.timers_count,
+                }
+            )
+        return {"epoch": record.epoch, "agents": rows}
 
     async def state(self, request: web.Request) -> web.Response:
         """One agent's state, mailbox and timers in a committed epoch."""
@@ -96,13 +137,8 @@ class Stored:
             agent = agent_id(text)
         except IllegalName as error:
             raise ApiError(400, "bad-agent", str(error), "?agent=kind/name") from None
-        document = await self._service.driver.in_thread(lambda: self._read_state(record.epoch, agent))
-        if document is None:
-            raise ApiError(404, "no-agent", f"epoch {record.epoch} holds no agent {agent}")
-        return json_answer(document)
-
-    def _read_state(self, epoch: int, agent: str) -> dict[str, Any] | None:
-        raise NotImplementedError
+        read = self._service.driver.in_thread(lambda: self._reader(record).document(agent), READ_SECONDS_MAX)
+        return json_answer(await read)
 
 
 def add_stored_routes(app: web.Application, service: Service, api: Api) -> None:
