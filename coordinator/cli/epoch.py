@@ -317,11 +317,12 @@ def _tell_report(report: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
             say(f"{'signature':<24}{signature}")
         for note_line in items(report, "notes"):
             say(note_line)
-    if findings or field(report, "ok") is False:
+    if findings or field(report, "ok") is not True:
+        # Only a plain "ok" is one: an answer that this build does not understand must not pass for sound.
         if not as_json:
             for finding in findings:
                 say(f"WRONG  {_finding(finding)}")
-        first = _finding(findings[0]) if findings else "see the report"
+        first = _finding(findings[0]) if findings else "the report does not say that it is"
         rest = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
         raise Failure(
             Exit.INCONSISTENT,
@@ -334,12 +335,13 @@ def _tell_report(report: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
 
 
 def _finding(finding: Any) -> str:  # noqa: ANN401 - JSON
+    """A finding as `protocol.verify.Finding` tells it."""
     if not isinstance(finding, dict):
         return str(finding)
-    kind = finding.get("kind") or finding.get("code") or ""
-    detail = finding.get("detail") or finding.get("message") or ""
-    where = finding.get("channel") or finding.get("participant") or finding.get("key") or finding.get("where") or ""
-    return " ".join(str(part) for part in (kind, where, detail) if part)
+    place = finding.get("channel") or finding.get("participant") or finding.get("key")
+    expected, found = finding.get("expected"), finding.get("found")
+    counts = f" (expected {expected}, found {found})" if expected or found else ""
+    return f"{finding.get('kind')}{f' at {place}' if place else ''}: {finding.get('detail')}{counts}"
 
 
 def _tell_agents(document: Any) -> None:  # noqa: ANN401 - JSON
@@ -348,14 +350,15 @@ def _tell_agents(document: Any) -> None:  # noqa: ANN401 - JSON
         say("no agents in this epoch")
         return
     print_table(
-        ("AGENT", "PARTICIPANT", "STATE VERSION", "MAILBOX", "TIMERS"),
+        ("AGENT", "PARTICIPANT", "STATE VERSION", "MAILBOX", "TIMERS", "AT THE CUT"),
         [
             (
-                field(each, "id") or field(each, "agent") if isinstance(each, dict) else each,
+                field(each, "agent"),
                 field(each, "participant"),
                 field(each, "state_version"),
                 field(each, "mailbox_count"),
                 field(each, "timers_count"),
+                "stopped" if field(each, "dead") else "in a turn" if field(each, "running") else "",
             )
             for each in agents
         ],

@@ -64,6 +64,7 @@ _BY_CLASS: tuple[tuple[type[errors.SnapshotError], Exit, str], ...] = (
     (errors.ForgedFrame, Exit.INCONSISTENT, "is the secret file the cluster's?"),
     (errors.UnsupportedVersion, Exit.FAILED, "use a build that knows this version"),
     (errors.WireError, Exit.INCONSISTENT, "the bytes are damaged or not Cleancut's"),
+    (errors.UnknownAgent, Exit.NOT_FOUND, "`cleancut epoch state EPOCH` lists its agents"),
     (errors.Unreachable, Exit.UNREACHABLE, "name the coordinators with --coordinators, and see that they run"),
     (errors.Refused, Exit.REFUSED, ""),
     (errors.FencedError, Exit.REFUSED, ""),

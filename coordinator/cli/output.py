@@ -180,4 +180,4 @@ def field(document: Any, *path: str) -> Any:  # noqa: ANN401 - JSON of another b
 def items(document: Any, *path: str) -> list[Any]:  # noqa: ANN401 - JSON of another build
     """A list deep in a document; empty where there is none."""
     found = field(document, *path)
-    return found if isinstance(found, list) else []
+    return list(found) if isinstance(found, list | tuple) else []

@@ -151,7 +151,7 @@ class Session:
         if not where:
             raise ConfigError("--store", "no store is named: give its folder or URL, or a demo's folder with --dir")
         name = cluster or (None if store else self.description.get("cluster")) or self.env.get("CLEANCUT_CLUSTER")
-        return storage.open_store(where, cluster_name(name or only_cluster(where)))
+        return storage.open_store(where, cluster_name(name or only_cluster(where)), writable=False)
 
 
 def only_cluster(store: str) -> str:

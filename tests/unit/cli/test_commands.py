@@ -383,7 +383,7 @@ def test_a_number_that_json_does_not_have_still_makes_a_document(ask: Cli, api: 
 
 
 def test_agents_of_an_epoch_are_listed_without_an_agent(ask: Cli, api: FakeApi) -> None:
-    api.on("GET", "/v1/epochs/1/agents", {"agents": [{"id": "a/b", "participant": "p1", "mailbox_count": 3}]})
+    api.on("GET", "/v1/epochs/1/agents", {"agents": [{"agent": "a/b", "participant": "p1", "mailbox_count": 3}]})
     assert ask("epoch", "state", "1").out.splitlines()[1].split()[:2] == ["a/b", "p1"]
 
 
