@@ -125,10 +125,8 @@ def assemble(request: AssemblyRequest, objects: Mapping[str, LocalSnapshot], key
     snapshots = {name: objects[name] for name in sorted(members)}
     violation = check_cut(topology, {ParticipantId(name): snapshot for name, snapshot in snapshots.items()})
     if violation is not None:
-        channel = violation.channel
-        return Refusal(
-            participant=channel.target if channel is not None else "", cause=str(violation), violation=violation
-        )
+        target = violation.channel.target if violation.channel is not None else ""
+        return Refusal(participant=violation.participant or target, cause=str(violation), violation=violation)
     digests = dict(request.snapshots)
     manifest = Manifest(
         cluster=request.cluster,

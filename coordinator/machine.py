@@ -259,14 +259,15 @@ class Leader:
 
     def _applied(self, event: CommandApplied, now: Instant) -> None:
         proposal = self._desk.proposals.applied(event.id)
-        if proposal is None:
-            return
         result = event.result
-        if not result["ok"] and result["code"] == "stale-term":
-            # Another leader has its entry in the log. The group tells this process later; there is nothing to wait for.
-            if proposal.request:
-                self._desk.refuse(proposal.request, "not-leader", "another coordinator leads")
+        if proposal is not None and not result["ok"] and result["code"] == "stale-term" and proposal.request:
+            self._desk.refuse(proposal.request, "not-leader", "another coordinator leads")
+            proposal = None
+        if 0 < self._desk.term < self._ledger.state.term:
+            # Another leader has its entry in the log. The group will say so later; this one can do nothing any more.
             self._stop("not-leader")
+            return
+        if proposal is None:
             return
         if proposal.request:
             self._desk.answer(proposal.request, **result)
