@@ -10,7 +10,50 @@ from typing import TYPE_CHECKING
 
 from protocol.lazy import lazy_exports
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from participant.agent import Agent, handler
+    from participant.codec import message
+    from participant.config import ParticipantConfig
+    from participant.context import Context
+    from participant.events import EpochAborted, EpochCommitted, EpochPartFailed, Lost, Member, ParticipantEvent
+    from participant.failure import Backoff, DeadLetter, DeadLettered, Retry, Stop, Stopped
+    from participant.runtime.participant import Participant
+    from participant.state import keyed, value
+
+__all__ = [
+    "Agent",
+    "Backoff",
+    "Context",
+    "DeadLetter",
+    "DeadLettered",
+    "EpochAborted",
+    "EpochCommitted",
+    "EpochPartFailed",
+    "Lost",
+    "Member",
+    "Participant",
+    "ParticipantConfig",
+    "ParticipantEvent",
+    "Retry",
+    "Stop",
+    "Stopped",
+    "handler",
+    "keyed",
+    "message",
+    "value",
+]
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every misspelt name pass
-    __getattr__, __dir__ = lazy_exports(__name__, {})
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "agent": ("Agent", "handler"),
+            "codec": ("message",),
+            "config": ("ParticipantConfig",),
+            "context": ("Context",),
+            "events": ("EpochAborted", "EpochCommitted", "EpochPartFailed", "Lost", "Member", "ParticipantEvent"),
+            "failure": ("Backoff", "DeadLetter", "DeadLettered", "Retry", "Stop", "Stopped"),
+            "runtime.participant": ("Participant",),
+            "state": ("keyed", "value"),
+        },
+    )
