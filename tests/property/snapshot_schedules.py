@@ -26,11 +26,13 @@ class Schedule:
     channels: tuple[ChannelId, ...]
     epochs: int
     start_everywhere: bool
+    ends: bool = False
+    """Some channels end in order while the run goes on; start orders then go to all, as no marker follows an end."""
     choices: tuple[int, ...]
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
+def schedules(draw: st.DrawFn, *, ends: bool = False) -> Schedule:
     participants = NAMES[: draw(st.integers(2, 5))]
     pairs = [channel(s, t) for s in participants for t in participants if s != t]
     channels = draw(st.lists(st.sampled_from(pairs), unique=True, min_size=1))
@@ -38,7 +40,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
         participants=participants,
         channels=tuple(sorted(channels)),
         epochs=draw(st.integers(1, 3)),
-        start_everywhere=draw(st.booleans()),
+        start_everywhere=ends or draw(st.booleans()),
+        ends=ends,
         choices=tuple(draw(st.lists(st.integers(0, 10_000), min_size=20, max_size=150))),
     )
 
@@ -72,6 +75,7 @@ def play(
     orders = [(name, epoch) for epoch in range(1, schedule.epochs + 1) for name in starters]
     obeyed: list[tuple[str, int]] = []
     messages = 0
+    open_channels = list(schedule.channels)
 
     def deliver(c: ChannelId) -> None:
         body = world.queues[c][0].body
@@ -85,8 +89,8 @@ def play(
 
     for choice in schedule.choices:
         kind, rest = choice % 10, choice // 10
-        if kind < 4:
-            c = schedule.channels[rest % len(schedule.channels)]
+        if kind < 4 and open_channels:
+            c = open_channels[rest % len(open_channels)]
             messages += 1
             amount = 1 + rest % 3
             world.send(c.source, c.target, messages.to_bytes(4, "big") + bytes([amount]), amount)
@@ -96,6 +100,8 @@ def play(
                 deliver(full[rest % len(full)])
         elif kind == 8 and orders:
             obey(rest)
+        elif schedule.ends and open_channels and rest % 3 == 0:
+            world.end(open_channels.pop(rest % len(open_channels)))
         elif repeat_orders and obeyed:
             assert world.start(*obeyed[rest % len(obeyed)]) == ()
     while orders:

@@ -56,3 +56,13 @@ def test_each_channel_carries_one_marker_for_each_epoch(schedule: Schedule):
     for name, process in world.processes.items():
         markers = process.machine.statistics()["markers_received"]
         assert markers == schedule.epochs * len(world.processes[name].receiving)
+
+
+@EXAMPLES
+@given(schedules(ends=True))
+def test_orderly_ends_of_channels_leave_every_epoch_a_cut(schedule: Schedule):
+    """An end is the marker of every open epoch and of all later ones, at both of its ends."""
+    world = play(schedule)
+    judge(world, schedule.epochs)
+    for epoch in range(1, schedule.epochs + 1):
+        assert world.violation(epoch) is None
