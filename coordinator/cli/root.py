@@ -143,6 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit code."""
     as_json = "--json" in arguments
+    output = sys.stdout
     try:
         ended: Any = root.main(args=arguments, prog_name="cleancut", standalone_mode=False)
     except Failure as failure:
@@ -162,6 +163,11 @@ def run(arguments: list[str]) -> int:
         _trace()
         return _tell(as_failure(error), as_json=as_json)
     except SystemExit as end:
+        # click turns a closed pipe into an exit with 1, and puts a wrapper in place of the output: so we know that it was that.
+        if sys.stdout is not output:
+            sys.stdout = output
+            _forget_output()
+            return PIPE_CLOSED
         # Commands of other packages may end themselves.
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except Exception as error:  # noqa: BLE001 - the edge: people get a sentence, not a traceback
