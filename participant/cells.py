@@ -9,7 +9,7 @@ import msgspec
 
 from participant.failure import describe
 from participant.history import DELETED, MISSING, RELEASED, Cell
-from participant.schema import step_into
+from participant.schema import INT_MAX, INT_MIN, step_into
 from protocol.errors import Unsavable
 
 if TYPE_CHECKING:
@@ -43,7 +43,14 @@ class PlainCell(Cell):
         state = self.state
         if not state.open:
             state.refuse_write(self.name)
-        self.current = self.schema.check_plain(value, state.agent_id, self.name)
+        given = type(value)
+        if (
+            given is not self.schema.plain
+            or (given is int and not INT_MIN <= value <= INT_MAX)
+            or (given is str and not value.isascii())
+        ):
+            value = self.schema.check_plain(value, state.agent_id, self.name)
+        self.current = value
         if not self.touched:
             self.touched = True
             state.touched.append(self)

@@ -150,15 +150,31 @@ class MessageRegistry:
         """
         entry = self._by_name.get((name, version))
         if entry is None:
-            versions = sorted(known for other, known in self._by_name if other == name)
-            if versions:
-                shown = ", ".join(map(str, versions))
-                raise UndecodableMessage(f"message {name!r} has version {version}; known here: {shown}")
-            raise UndecodableMessage(f"message type {ascii(name)[:80]} is not registered here")
+            raise UndecodableMessage(self.why_not(name, version, ""))
         try:
             return entry.schema.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
             raise UndecodableMessage(f"message {name!r} version {version} cannot be decoded: {error}") from None
+
+    def type_of(self, cls: type) -> MessageType:
+        """The registration of a type.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        entry = self._by_type.get(cls)
+        if entry is None:
+            raise ConfigError("messages", f"{_path(cls)} is not registered")
+        return entry
+
+    def why_not(self, name: str, version: int, agent: str) -> str:
+        """Why an agent cannot take a message of this name and version: a sentence for its dead letter."""
+        if (name, version) in self._by_name:
+            return f"agent {agent} has no handler for {name!r} version {version}"
+        versions = sorted(known for other, known in self._by_name if other == name)
+        if versions:
+            return f"message {ascii(name)[:80]} has version {version}; known here: {', '.join(map(str, versions))}"
+        return f"message type {ascii(name)[:80]} is not registered here"
 
     def types(self) -> tuple[type, ...]:
         """All registered types, in order of registration."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 from blake3 import blake3
 
-from protocol.errors import LocalProtocolError
+from protocol.errors import LimitExceeded, LocalProtocolError
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, MessageId, agent_id
 from protocol.messages import Envelope
 
@@ -20,6 +20,8 @@ DELAY_SECONDS_MAX: Final = 100 * 366 * 24 * 3600
 SENDS_MAX: Final = 100_000
 """Messages of one turn: a handler that sends in an endless loop ends with an error, not with the process."""
 TARGETS_REMEMBERED_MAX: Final = 4_096
+REQUESTS_MAX: Final = 16
+REASON_LENGTH_MAX: Final = 200
 
 encode_envelope = msgspec.msgpack.Encoder().encode
 
@@ -35,37 +37,23 @@ def child_id(parent: bytes, agent: bytes, ordinal: int) -> MessageId:
     return MessageId(blake3(parent + agent + ordinal.to_bytes(4, "big")).digest(length=MESSAGE_ID_BYTES))
 
 
+class ContextHost(Protocol):
+    """What a context needs of its host."""
+
+    id: AgentId
+    id_bytes: bytes
+    registry: MessageRegistry
+    targets: dict[str, AgentId]
+
+
 class Context:
     """One turn's context; of no use after it."""
 
-    __slots__ = (
-        "_agent_bytes",
-        "_closed",
-        "_ordinal",
-        "_registry",
-        "_targets",
-        "attempt",
-        "epoch_requests",
-        "message_id",
-        "self_id",
-        "sends",
-        "source",
-        "timers",
-    )
+    __slots__ = ("_host", "_ordinal", "_requests", "_timers", "attempt", "closed", "message_id", "sends", "source")
 
-    def __init__(
-        self,
-        *,
-        self_id: AgentId,
-        agent_bytes: bytes,
-        message_id: bytes,
-        source: AgentId,
-        attempt: int,
-        registry: MessageRegistry,
-        targets: dict[str, AgentId],
-    ) -> None:
-        self.self_id = self_id
-        """This agent."""
+    # Positional, and lists that most turns do not need are made late: one context is made per message.
+    def __init__(self, host: ContextHost, message_id: bytes, source: AgentId, attempt: int) -> None:
+        self._host = host
         self.message_id = message_id
         """Id of the message being handled: the same whenever it is handled again."""
         self.source = source
@@ -74,14 +62,25 @@ class Context:
         """From 1; above 1 when the handler raised before and the policy retries."""
         self.sends: list[tuple[Envelope, bytes]] = []
         """What leaves at turn commit, in order."""
-        self.timers: list[tuple[int, Envelope, bytes]] = []
-        """Delay in nanoseconds, and what then goes into this agent's own mailbox."""
-        self.epoch_requests: list[str] = []
-        self._registry = registry
-        self._agent_bytes = agent_bytes
-        self._targets = targets
+        self.closed = False
+        self._timers: list[tuple[int, Envelope, bytes]] | None = None
+        self._requests: list[str] | None = None
         self._ordinal = 0
-        self._closed = False
+
+    @property
+    def self_id(self) -> AgentId:
+        """This agent."""
+        return self._host.id
+
+    @property
+    def timers(self) -> list[tuple[int, Envelope, bytes]] | tuple[()]:
+        """Delay in nanoseconds, and what then goes into this agent's own mailbox."""
+        return self._timers or ()
+
+    @property
+    def epoch_requests(self) -> list[str] | tuple[()]:
+        """Reasons why this turn wants an epoch."""
+        return self._requests or ()
 
     def send(self, target: str, message: object) -> None:
         """Send a message to an agent anywhere in the cluster; it leaves at turn commit, in order per target.
@@ -97,12 +96,13 @@ class Context:
             Unsavable: A part of the message cannot be saved, or its type is not registered.
             LimitExceeded: Too long, or too many in one turn.
         """
-        known = self._targets.get(target)
+        targets = self._host.targets
+        known = targets.get(target)
         if known is None:
             known = agent_id(target)
-            if len(self._targets) >= TARGETS_REMEMBERED_MAX:
-                self._targets.clear()
-            self._targets[target] = known
+            if len(targets) >= TARGETS_REMEMBERED_MAX:
+                targets.clear()
+            targets[target] = known
         envelope = self._envelope(known, message)
         self.sends.append((envelope, encode_envelope(envelope)))
 
@@ -121,34 +121,33 @@ class Context:
         """
         if not 0 <= seconds <= DELAY_SECONDS_MAX:
             raise ValueError(f"after({seconds!r}, ...): the delay must be 0 to {DELAY_SECONDS_MAX} seconds")
-        envelope = self._envelope(self.self_id, message)
-        self.timers.append((round(seconds * NS_PER_SECOND), envelope, encode_envelope(envelope)))
+        envelope = self._envelope(self._host.id, message)
+        if self._timers is None:
+            self._timers = []
+        self._timers.append((round(seconds * NS_PER_SECOND), envelope, encode_envelope(envelope)))
 
     def request_epoch(self, reason: str) -> None:
         """Ask the coordinators for an epoch once this turn has committed."""
         self._check_open()
-        if len(self.epoch_requests) < 16:
-            self.epoch_requests.append(str(reason)[:200])
-
-    def close(self) -> None:
-        """The turn is over."""
-        self._closed = True
+        if self._requests is None:
+            self._requests = []
+        if len(self._requests) < REQUESTS_MAX:
+            self._requests.append(str(reason)[:REASON_LENGTH_MAX])
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self.closed:
             raise LocalProtocolError(
                 f"agent {self.self_id}: the context was used after its turn; what a turn started must not outlive it"
             )
 
     def _envelope(self, target: AgentId, message: object) -> Envelope:
-        if self._closed:
+        if self.closed:
             self._check_open()
-        name, version, body = self._registry.encode(message, self.self_id)
+        host = self._host
+        name, version, body = host.registry.encode(message, host.id)
         ordinal = self._ordinal
         if ordinal >= SENDS_MAX:
-            from protocol.errors import LimitExceeded
-
-            raise LimitExceeded(f"agent {self.self_id}: more than {SENDS_MAX} messages in one turn")
+            raise LimitExceeded(f"agent {host.id}: more than {SENDS_MAX} messages in one turn")
         self._ordinal = ordinal + 1
-        identity = child_id(self.message_id, self._agent_bytes, ordinal)
-        return Envelope(identity, self.self_id, target, name, version, body)
+        identity = child_id(self.message_id, host.id_bytes, ordinal)
+        return Envelope(identity, host.id, target, name, version, body)

@@ -33,7 +33,7 @@ from protocol.ids import MESSAGE_ID_BYTES, AgentId
 from protocol.messages import Envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 
     from participant.agent import Agent
     from participant.codec import MessageRegistry
@@ -65,7 +65,7 @@ class TurnResult(NamedTuple):
     """In order; each decoded and encoded."""
     timer_due: int | None
     """Instant of the agent's earliest timer if the turn set one, else None."""
-    epoch_requests: list[str]
+    epoch_requests: Sequence[str]
     """Reasons why the agent wants an epoch."""
 
 
@@ -145,7 +145,7 @@ class Turn:
         assert host.turn is self, "a turn ends once"
         host.state.commit()
         context = self.context
-        context.close()
+        context.closed = True
         host.turn = None
         host.mailbox.popleft()
         host.attempts = 0
@@ -166,7 +166,7 @@ class Turn:
         """
         host = self._host
         assert host.turn is self, "a turn ends once"
-        self.context.close()
+        self.context.closed = True
         try:
             host.state.rollback()
         except Exception as broken:  # noqa: BLE001 - a user's restore() raised: the state is not known any more
@@ -197,7 +197,7 @@ class Turn:
     def abandon(self) -> None:
         """End the turn without an outcome: its participant stops. The message stays at the head."""
         host = self._host
-        self.context.close()
+        self.context.closed = True
         host.state.abandon()
         host.turn = None
 
@@ -216,17 +216,17 @@ class AgentHost:
     """
 
     __slots__ = (
-        "_agent_bytes",
-        "_registry",
-        "_start",
-        "_targets",
+        "_dispatch",
         "_timer_ordinal",
         "agent",
         "attempts",
         "dead",
         "id",
+        "id_bytes",
         "mailbox",
+        "registry",
         "state",
+        "targets",
         "timers",
         "turn",
         "turns",
@@ -255,11 +255,17 @@ class AgentHost:
         """Attempts at the message at the head so far."""
         self.turns = 0
         """Committed turns."""
-        self._registry = registry
-        self._agent_bytes = self.id.encode()
-        self._targets: dict[str, AgentId] = {}
+        self.registry = registry
+        self.id_bytes = self.id.encode()
+        self.targets: dict[str, AgentId] = {}
+        """Agent ids that were sent to and found legal."""
         self._timer_ordinal = 0
-        self._start = _start_handler(type(agent).on_start)
+        self._dispatch: dict[tuple[str, int], tuple[Callable[[bytes], Any], Handler]] = {
+            (START_TYPE, 1): (_no_message, _start_handler(type(agent).on_start))
+        }
+        for cls, entry in agent.__cleancut_handlers__.items():
+            registered = registry.type_of(cls)
+            self._dispatch[registered.name, registered.version] = (registered.schema.decode, entry)
 
     def start_fresh(self, cluster: str) -> None:
         """Have `on_start` called as the first turn; for an agent that was not restored."""
@@ -308,30 +314,19 @@ class AgentHost:
         """
         assert self.turn is None, "one turn at a time per agent"
         envelope, data = self.mailbox[0]
-        message: Any = None
-        if envelope.type == START_TYPE:
-            handler = self._start
-        else:
-            try:
-                message = self._registry.decode(envelope.type, envelope.version, envelope.body)
-            except UndecodableMessage as error:
-                return self._unhandled(str(error), envelope, data, now)
-            known = self.agent.__cleancut_handlers__.get(type(message))
-            if known is None:
-                return self._unhandled(f"{self.id} has no handler for {envelope.type!r}", envelope, data, now)
-            handler = known
+        entry = self._dispatch.get((envelope.type, envelope.version))
+        if entry is None:
+            return self._unhandled(self.registry.why_not(envelope.type, envelope.version, self.id), envelope, data, now)
+        decode, handler = entry
+        try:
+            message = decode(envelope.body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
+            reason = f"message {envelope.type!r} version {envelope.version} cannot be decoded: {describe(error)}"
+            return self._unhandled(reason, envelope, data, now)
         self.attempts += 1
         self.wait_until = 0
         self.state.begin()
-        context = Context(
-            self_id=self.id,
-            agent_bytes=self._agent_bytes,
-            message_id=envelope.id,
-            source=envelope.source,
-            attempt=self.attempts,
-            registry=self._registry,
-            targets=self._targets,
-        )
+        context = Context(self, envelope.id, envelope.source, self.attempts)
         self.turn = turn = Turn(self, handler, message, envelope, data, context)
         return turn
 
@@ -397,6 +392,10 @@ class AgentHost:
         self.mailbox.popleft()
         self.attempts = 0
         return DeadLettered(agent=self.id, message=envelope, data=data, reason=reason, attempts=0, at=now)
+
+
+def _no_message(_body: bytes) -> None:
+    return None
 
 
 def _start_handler(on_start: Callable[..., Any]) -> Handler:
