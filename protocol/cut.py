@@ -143,6 +143,8 @@ def check_channel(channel: ChannelId, outgoing: OutgoingCut | None, incoming: In
         The first violation, or None. The numbers prove that nothing is missing or surplus; the digests, that what the
         receiver had and recorded are the bytes that the sender put, in its order.
     """
+    if outgoing is not None and incoming is not None and _fits(outgoing, incoming):
+        return None
     sent = None if outgoing is None else outgoing.sent
     received = None if incoming is None else incoming.received
 
@@ -171,9 +173,19 @@ def check_channel(channel: ChannelId, outgoing: OutgoingCut | None, incoming: In
         return violation("lost", closed_at + 1, f"recorded through item {closed_at} only")
     if items < closed_at - received:
         return violation("lost", None, f"{items} items recorded where {closed_at - received} were in flight")
-    if incoming.digest != outgoing.digest:
-        return violation("digest", None, "what was received and recorded are not the bytes that were sent")
-    return None
+    assert incoming.digest != outgoing.digest, "all that _fits asks for has been asked"
+    return violation("digest", None, "what was received and recorded are not the bytes that were sent")
+
+
+def _fits(outgoing: OutgoingCut, incoming: IncomingCut) -> bool:
+    """The two ends agree in all facts: the answer for nearly every channel, and a full mesh has a million."""
+    received, closed_at, items = incoming.received, incoming.closed_at, incoming.items
+    return (
+        0 <= received <= closed_at == outgoing.sent
+        and items == closed_at - received
+        and 0 <= incoming.messages <= items
+        and incoming.digest == outgoing.digest
+    )
 
 
 def check_cut(topology: Topology, snapshots: Mapping[ParticipantId, LocalSnapshot]) -> Violation | None:
@@ -193,29 +205,31 @@ def check_cut(topology: Topology, snapshots: Mapping[ParticipantId, LocalSnapsho
 def violations(topology: Topology, snapshots: Mapping[ParticipantId, LocalSnapshot]) -> Iterator[Violation]:
     """All violations of a cut, in the order of `check_cut`; at most one for each participant and each channel."""
     members = topology.participants()
-    reference: LocalSnapshot | None = None
+    ends = {participant: _Ends(snapshots[participant]) for participant in members if participant in snapshots}
+    reference = next((snapshots[participant] for participant in members if participant in snapshots), None)
     for participant in members:
         snapshot = snapshots.get(participant)
-        if snapshot is None:
+        if snapshot is None or reference is None:
             yield Violation(kind="incomplete", participant=participant, detail="no report")
             continue
-        reference = reference or snapshot
-        foreign = _foreign(topology, participant, snapshot, reference)
+        foreign = _foreign(topology, participant, snapshot, reference) or _foreign_channel(
+            topology, participant, snapshot, ends[participant]
+        )
         if foreign is not None:
             yield foreign
     for participant in sorted(set(snapshots).difference(members)):
         yield Violation(kind="foreign", participant=participant, detail="not a member of the epoch")
 
-    ends = {participant: _Ends(snapshots[participant]) for participant in members if participant in snapshots}
-    for channel in topology.channels():
-        source, target = ends.get(channel.source), ends.get(channel.target)
-        found = check_channel(
-            channel,
-            None if source is None else source.outgoing.get(channel.target),
-            None if target is None else target.incoming.get(channel.source),
-        )
-        if found is not None:
-            yield found
+    nothing: dict[str, OutgoingCut] = {}
+    for source in members:
+        outgoing = ends[source].outgoing if source in ends else nothing
+        for target in topology.targets_of(source):
+            sent = outgoing.get(target)
+            received = ends[target].incoming.get(source) if target in ends else None
+            if sent is None or received is None or not _fits(sent, received):
+                found = check_channel(ChannelId(source, target), sent, received)
+                assert found is not None, "what does not fit has a name"
+                yield found
 
 
 _SAME: Final = ("cluster", "epoch", "incarnation")
@@ -227,8 +241,8 @@ def _foreign(
 ) -> Violation | None:
     """Why a member's report does not belong to this cut, or None."""
 
-    def violation(detail: str, channel: ChannelId | None = None) -> Violation:
-        return Violation(kind="foreign", participant=participant, channel=channel, detail=detail)
+    def violation(detail: str) -> Violation:
+        return Violation(kind="foreign", participant=participant, detail=detail)
 
     member: Member | None = topology.member(participant)
     assert member is not None
@@ -242,16 +256,29 @@ def _foreign(
         mine, others = getattr(snapshot, name), getattr(reference, name)
         if mine != others:
             return violation(f"the report is of {name} {mine!a}, that of {reference.participant} of {others!a}")
+    return None
+
+
+def _foreign_channel(
+    topology: Topology, participant: ParticipantId, snapshot: LocalSnapshot, ends: _Ends
+) -> Violation | None:
+    """The first channel in a member's report that the topology does not have, or that is reported twice."""
+    outgoing, incoming = ends.outgoing.keys(), ends.incoming.keys()
+    if (
+        len(outgoing) == len(snapshot.outgoing)
+        and len(incoming) == len(snapshot.incoming)
+        and outgoing <= set(topology.targets_of(participant))
+        and incoming <= set(topology.sources_of(participant))
+    ):
+        return None
     channels = [ChannelId(participant, ParticipantId(end.target)) for end in snapshot.outgoing]
     channels += [ChannelId(ParticipantId(end.source), participant) for end in snapshot.incoming]
-    seen: set[ChannelId] = set()
-    for channel in channels:
-        if not topology.has_channel(channel):
-            return violation("the topology has no such channel", channel)
-        if channel in seen:
-            return violation("the channel is reported twice", channel)
-        seen.add(channel)
-    return None
+    surplus = next((channel for channel in channels if not topology.has_channel(channel)), None)
+    detail = "the topology has no such channel"
+    if surplus is None:
+        surplus = next(channel for channel, times in Counter(channels).items() if times > 1)
+        detail = "the channel is reported twice"
+    return Violation(kind="foreign", participant=participant, channel=surplus, detail=detail)
 
 
 class _Ends:

@@ -91,15 +91,30 @@ class Topology:
 
     def outgoing(self, participant: ParticipantId) -> tuple[ChannelId, ...]:
         """Channels from a member, sorted by target; none for a stranger."""
-        if participant not in self._by_id:
-            return ()
-        return tuple(ChannelId(participant, other) for other in self._by_id if self._sends(participant, other))
+        return tuple(ChannelId(participant, target) for target in self.targets_of(participant))
 
     def incoming(self, participant: ParticipantId) -> tuple[ChannelId, ...]:
         """Channels to a member, sorted by source; none for a stranger."""
+        return tuple(ChannelId(source, participant) for source in self.sources_of(participant))
+
+    def targets_of(self, participant: ParticipantId) -> tuple[ParticipantId, ...]:
+        """Members to which a member has a channel, sorted; none for a stranger."""
         if participant not in self._by_id:
             return ()
-        return tuple(ChannelId(other, participant) for other in self._by_id if self._sends(other, participant))
+        targets = self._targets[participant]
+        if targets is None:
+            return tuple(other for other in self._by_id if other != participant)
+        return tuple(other for other in self._by_id if other in targets)
+
+    def sources_of(self, participant: ParticipantId) -> tuple[ParticipantId, ...]:
+        """Members that have a channel to a member, sorted; none for a stranger."""
+        if participant not in self._by_id:
+            return ()
+        return tuple(
+            other
+            for other, targets in self._targets.items()
+            if other != participant and (targets is None or participant in targets)
+        )
 
     def has_channel(self, channel: ChannelId) -> bool:
         """Whether this channel is one of the topology's."""
