@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+from protocol.digests import manifest_key
+from protocol.documents import decode_manifest
+from protocol.limits import MANIFEST_BYTES_MAX
 from protocol.reading import EpochReader
 from protocol.verify import verify_epoch
-
-from protocol.limits import MANIFEST_BYTES_MAX
-from protocol.manifest import decode_manifest, manifest_key
 from simulations.demo.agents import START_CENTS
 
 if TYPE_CHECKING:
