@@ -693,6 +693,9 @@ class ParticipantMachine:
                 self.outgoing_bytes += len(END_ITEM)
                 self._feed(ChannelEnded(channel=peer.outgoing, number=peer.sending.sent), now, out)
                 self._dirty[peer.id] = peer
+        # What a turn still sends finds no way out any more.
+        self._routes = {}
+        self.topology = None
         out.append(EndParticipant(reason=""))
 
     # --- epochs -------------------------------------------------------------------------------------------------------

@@ -303,18 +303,24 @@ class Participant:
             self._idle_news.clear()
             await self._idle_news.wait()
 
-    async def leave(self, *, timeout: float = LEAVE_SECONDS) -> None:
-        """Leave the cluster in order: take no more input, finish what is here, be let go between two epochs.
+    async def leave(self, *, timeout: float = LEAVE_SECONDS, drain: bool = True) -> None:
+        """Leave the cluster in order: finish what is here, then be let go between two epochs.
 
         Others should have stopped sending to the agents here: what they send afterwards waits at their side until somebody
         hosts the agent.
 
+        Args:
+            timeout: Seconds.
+            drain: Wait until nothing is left to do here. Without it, messages that are not handled yet are lost to this
+                incarnation.
+
         Raises:
-            TimeoutError: It took longer; the participant is still a member.
+            TimeoutError: It took longer (others may still be sending); the participant is still a member.
             SnapshotError: It has ended instead.
         """
         async with asyncio.timeout(timeout):
-            await self.wait_idle()
+            if drain:
+                await self.wait_idle()
             self._step(LeaveRequested())
             await self._wait_first(self._ended)
 
@@ -360,6 +366,8 @@ class Participant:
     # --- machine and loop ---------------------------------------------------------------------------------------------
 
     def _step(self, event: Event) -> None:
+        if self._closed:
+            return
         self._carry_out(self._machine.step(event, self._clock.now()))
         if not self._tick_due:
             self.wake()
@@ -379,10 +387,14 @@ class Participant:
         self._tick_due = False
         if self._closed:
             return
-        more = self._pump.run()
-        machine = self._machine
-        if machine.flush_wanted:
-            self._carry_out(machine.flush(self._clock.now()))
+        try:
+            more = self._pump.run()
+            machine = self._machine
+            if machine.flush_wanted:
+                self._carry_out(machine.flush(self._clock.now()))
+        except Exception as error:  # noqa: BLE001 - a bug of ours: going on would be guessing
+            self._task_failed(error)
+            return
         if more:
             self.wake()
         elif not self._idle_news.is_set() and self._idle:
@@ -418,7 +430,13 @@ class Participant:
         except WireError as error:
             self._refuse_frame(frame, error)
             return
-        self._carry_out(self._machine.step(FrameArrived(header, body), self._clock.now()))
+        if self._closed:
+            return
+        try:
+            self._carry_out(self._machine.step(FrameArrived(header, body), self._clock.now()))
+        except Exception as error:  # noqa: BLE001 - a bug of ours: going on would be guessing
+            self._task_failed(error)
+            return
         if not self._tick_due:
             self.wake()
 
@@ -572,7 +590,8 @@ class Participant:
         if effect.reason:
             self._end(FencedError(effect.reason))
         else:
-            # Let the ends of the channels leave first: they were put in this step.
+            # The ends of the channels were put in this step: the flush that follows sends them.
+            self._pump.close()
             self._loop.call_soon(self._end, None)
 
     # --- life ---------------------------------------------------------------------------------------------------------
