@@ -15,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CLEANCUT_")}
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 COMMAND = [sys.executable, "-m", "coordinator.cli"]
 
 
@@ -96,7 +97,6 @@ def coordinators(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Coo
             group.end(name, signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_one_coordinator_from_keys_to_an_orderly_end(coordinators: Coordinators, tmp_path: Path) -> None:
     """Made, started, looked at, changed, refused, ended; each with the exit code that scripts rely on."""
     cleancut = coordinators.cleancut
@@ -139,7 +139,6 @@ def test_one_coordinator_from_keys_to_an_orderly_end(coordinators: Coordinators,
     assert cleancut("status").returncode == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("coordinators", [3], indirect=True)
 def test_three_coordinators_answer_on_when_the_leader_is_killed(coordinators: Coordinators) -> None:
     """Reads and writes reach the new leader through whoever answers; the dead one is passed over, an election waited for."""
