@@ -139,6 +139,19 @@ def errors_middleware(log: Logger) -> Any:  # noqa: ANN401 (aiohttp's middleware
     return answer_errors
 
 
+async def read_body(request: web.Request) -> bytes:
+    """The request's body, of at most `BODY_BYTES_MAX` (the application's limit).
+
+    Raises:
+        ApiError: It does not come in time.
+    """
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            return await request.read()
+    except TimeoutError:
+        raise ApiError(408, "too-slow", f"the body did not come within {BODY_SECONDS_MAX:.0f} s") from None
+
+
 async def read_object(request: web.Request, known: dict[str, type]) -> dict[str, Any]:
     """The request's body as a JSON object with known keys.
 
@@ -149,11 +162,7 @@ async def read_object(request: web.Request, known: dict[str, type]) -> dict[str,
     Raises:
         ApiError: Not JSON, not an object, an unknown key, a value of another type, too large, too slow.
     """
-    try:
-        async with asyncio.timeout(BODY_SECONDS_MAX):
-            body = await request.read()
-    except TimeoutError:
-        raise ApiError(408, "too-slow", f"the body did not come within {BODY_SECONDS_MAX:.0f} s") from None
+    body = await read_body(request)
     if not body:
         return {}
     try:

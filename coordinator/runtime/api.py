@@ -17,7 +17,14 @@ from aiohttp import web
 from coordinator.blame import why
 from coordinator.runtime import views
 from coordinator.runtime.access import AccessCounts, access_middleware
-from coordinator.runtime.answers import ApiError, errors_middleware, json_answer, query_flag, query_number
+from coordinator.runtime.answers import (
+    BODY_BYTES_MAX,
+    ApiError,
+    errors_middleware,
+    json_answer,
+    query_flag,
+    query_number,
+)
 from coordinator.runtime.forward import LEADER
 from coordinator.runtime.metrics import Exposition
 from coordinator.runtime.page import add_page
@@ -281,7 +288,7 @@ def build_app(service: Service) -> web.Application:
     hosts |= {service.config.member(name).http.host for name in service.config.members}
     service.access = AccessCounts()
     app = web.Application(
-        client_max_size=64 << 10,
+        client_max_size=BODY_BYTES_MAX,
         middlewares=[say_who_leads, errors_middleware(log), access_middleware(service.keys, hosts, service.access)],
     )
     api = Api(service)

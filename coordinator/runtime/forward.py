@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 from aiohttp import web
 
-from coordinator.runtime.answers import ApiError
+from coordinator.runtime.answers import ApiError, read_body
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +58,7 @@ class LeaderClient:
         url = self._leader_url()
         if request.headers.get(FORWARDED) is not None or url is None:
             raise no_leader()
-        data = await request.read() if body is None else json.dumps(body).encode()
+        data = await read_body(request) if body is None else json.dumps(body).encode()
         headers = {"Authorization": request.headers.get("Authorization", ""), FORWARDED: self._me}
         if "Content-Type" in request.headers:
             headers["Content-Type"] = request.headers["Content-Type"]

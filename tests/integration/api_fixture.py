@@ -9,7 +9,7 @@ import aiohttp
 from aiohttp import web
 
 from coordinator.config import Address
-from coordinator.runtime.listener import Listener
+from coordinator.runtime.listener import IDLE_SECONDS_MAX, Listener
 from protocol.keys import ClusterKeys
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def bearer(role: str, keys: ClusterKeys = KEYS) -> dict[str, str]:
 @asynccontextmanager
 async def listening(app: web.Application) -> AsyncIterator[str]:
     """The application's URL while it listens on a free port of loopback."""
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=IDLE_SECONDS_MAX)
     await runner.setup()
     listener = Listener(runner, Address("127.0.0.1", 0))
     address = await listener.start()

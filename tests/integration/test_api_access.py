@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import suppress
 
 import pytest
 
@@ -166,3 +167,38 @@ def test_the_table_of_roles_defaults_to_the_narrowest():
     assert allowed_roles(Request("GET", "/v1/participant")) == {"participant"}
     assert allowed_roles(Request("POST", "/healthz")) == frozenset()
     assert allowed_roles(Request("GET", "/v1/participant/")) == {"viewer", "operator"}
+
+
+async def test_a_connection_that_never_asks_or_dribbles_is_closed(monkeypatch):
+    """Slow lorises: no request at all, and a header every few moments."""
+    from aiohttp import web
+
+    from tests.integration import api_fixture
+
+    async def answer(_):
+        return web.Response(text="there")
+
+    monkeypatch.setattr(api_fixture, "IDLE_SECONDS_MAX", 0.3)
+    app = web.Application()
+    app.router.add_get("/", answer)
+    async with api_fixture.listening(app) as url, api_fixture.client() as session:
+        host, port = url.removeprefix("http://").split(":")
+        silent, writer_of_silent = await asyncio.open_connection(host, int(port))
+        slow, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\n")
+
+        async def dribble():
+            while True:
+                writer.write(b"a: b\r\n")
+                await asyncio.sleep(0.05)
+
+        task = asyncio.create_task(dribble())
+        async with asyncio.timeout(5):
+            assert await silent.read() == b""
+            with suppress(ConnectionError):
+                await slow.read()
+        task.cancel()
+        writer.close()
+        writer_of_silent.close()
+        async with session.get(url) as response:
+            assert await response.text() == "there"

@@ -72,6 +72,42 @@ async def test_an_epoch_whose_leader_dies_before_any_report_ends_with_a_reason_o
             assert (await trigger(running, at=new))["state"] == "committed"
 
 
+@pytest.mark.parametrize("step", ["epoch-started", "epoch-reported", "epoch-sealed", "epoch-committed"])
+async def test_a_leader_that_is_killed_right_after_a_step_leaves_one_manifest_or_a_reason(tmp_path, step):
+    """D7: what a follower sees in the log is the signal; participants answer at once, so later steps may be under way."""
+    async with cluster(tmp_path, 3, deadline_ms=10_000) as running:
+        leader = await running.leader()
+        follower = next(each for each in running.coordinators if each is not leader)
+        async with Scripted(running, "p1") as one, Scripted(running, "p2"):
+            before = await trigger(running, at=leader)
+            headers = {"Authorization": f"Bearer {running.keys.token('viewer')}"}
+            async with running.session.get(f"{follower.url}/v1/events", headers=headers) as events:
+                await events.content.readuntil(b"\n\n")
+                # Its answer never comes: the leader is killed before.
+                asking = asyncio.create_task(trigger(running, at=leader, wait=True))
+                while step.encode() not in await asyncio.wait_for(events.content.readuntil(b"\n\n"), 10):
+                    pass
+                await leader.end(signal.SIGKILL)
+            await asyncio.gather(asking, return_exceptions=True)
+            new = await running.leader(other_than=leader.name)
+            number = before["epoch"] + 1
+            record = await running.epoch(number, "committed", "aborted", at=new)
+            assert record["state"] == "committed" or record["abort"]["cause"]
+            assert len(manifests(running)) == 1 + (record["state"] == "committed")
+            kept = await running.get(f"/v1/epochs/{before['epoch']}", at=new)
+            assert (kept["manifest"], kept["members"]) == (before["manifest"], before["members"])
+            after = await until(lambda: _commits(running, new), "the next epoch commits")
+            assert after["epoch"] > number
+            assert after["previous"] == (record["manifest"] or before["manifest"])
+            heard = one.committed if record["state"] == "committed" else list(one.aborted)
+            assert number in heard or number in one.committed
+
+
+async def _commits(running, at):
+    status, document, _ = await running.call("POST", "/v1/epochs", {"wait": True}, at=at)
+    return document if status == 201 and document["state"] == "committed" else None
+
+
 async def test_a_leader_that_slept_steps_down_and_there_is_one_manifest(tmp_path):
     """D6: the leader is stopped with an epoch open, another one finishes it and one more, then it wakes up."""
     async with cluster(tmp_path, 3, deadline_ms=20_000) as running:
