@@ -6,7 +6,7 @@ from tests.shared import ROOT, shared_path
 
 
 def test_missing_vector_is_named_with_the_place_where_it_must_be():
-    with pytest.raises(FileNotFoundError, match="shared/vectors/nothing.json is missing: the tests need the folder"):
+    with pytest.raises(FileNotFoundError, match=r"shared/vectors/nothing\.json is missing: the tests need the folder"):
         shared_path("vectors/nothing.json")
 
 
