@@ -10,7 +10,30 @@ from typing import TYPE_CHECKING
 
 from protocol.lazy import lazy_exports
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from coordinator.certificates import make_certificates
+    from coordinator.config import Address, CoordinatorConfig, PeerConfig, TlsConfig, load_config
+
+__all__ = [
+    "Address",
+    "CoordinatorConfig",
+    "PeerConfig",
+    "TlsConfig",
+    "load_config",
+    "make_certificates",
+]
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every misspelt name pass
-    __getattr__, __dir__ = lazy_exports(__name__, {})
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "certificates": ("make_certificates",),
+            "config": (
+                "Address",
+                "CoordinatorConfig",
+                "PeerConfig",
+                "TlsConfig",
+                "load_config",
+            ),
+        },
+    )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from protocol.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from protocol.cut import Violation
     from protocol.errors import (
         ConfigError,
         FencedError,
@@ -54,19 +55,31 @@ if TYPE_CHECKING:
         Term,
         TopologyVersion,
     )
+    from protocol.keys import ClusterKeys, read_secret
     from protocol.manifest import LocalSnapshot, Manifest
+    from protocol.messages import Envelope
     from protocol.ports import FrameSink, ObjectStore, PutResult, Transport
+    from protocol.reading import AgentState, EpochReader
+    from protocol.storage import FilesystemStore, MemoryStore, open_store
+    from protocol.topology import Topology
+    from protocol.verify import Finding, VerifyReport, verify_all, verify_epoch
 
 __all__ = [
     "AgentId",
+    "AgentState",
     "ChannelId",
+    "ClusterKeys",
     "ClusterName",
     "ConfigError",
     "CoordinatorId",
     "Digest",
     "Duration",
+    "Envelope",
     "Epoch",
+    "EpochReader",
     "FencedError",
+    "FilesystemStore",
+    "Finding",
     "ForgedFrame",
     "FrameSink",
     "IllegalName",
@@ -79,6 +92,7 @@ __all__ = [
     "MalformedFrame",
     "Manifest",
     "ManifestConflict",
+    "MemoryStore",
     "MessageId",
     "NoRecoveryLine",
     "ObjectConflict",
@@ -96,19 +110,27 @@ __all__ = [
     "SnapshotError",
     "StoreError",
     "Term",
+    "Topology",
     "TopologyVersion",
     "Transport",
     "UnknownAgent",
     "Unreachable",
     "Unsavable",
     "UnsupportedVersion",
+    "VerifyReport",
+    "Violation",
     "WireError",
+    "open_store",
+    "read_secret",
+    "verify_all",
+    "verify_epoch",
 ]
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every misspelt name pass
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "cut": ("Violation",),
             "errors": (
                 "ConfigError",
                 "FencedError",
@@ -152,7 +174,36 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
                 "Term",
                 "TopologyVersion",
             ),
-            "manifest": ("LocalSnapshot", "Manifest"),
-            "ports": ("FrameSink", "ObjectStore", "PutResult", "Transport"),
+            "keys": (
+                "ClusterKeys",
+                "read_secret",
+            ),
+            "manifest": (
+                "LocalSnapshot",
+                "Manifest",
+            ),
+            "messages": ("Envelope",),
+            "ports": (
+                "FrameSink",
+                "ObjectStore",
+                "PutResult",
+                "Transport",
+            ),
+            "reading": (
+                "AgentState",
+                "EpochReader",
+            ),
+            "storage": (
+                "FilesystemStore",
+                "MemoryStore",
+                "open_store",
+            ),
+            "topology": ("Topology",),
+            "verify": (
+                "Finding",
+                "VerifyReport",
+                "verify_all",
+                "verify_epoch",
+            ),
         },
     )
