@@ -279,16 +279,16 @@ class Driver:
         log.warning("epoch %d: manifest not stored: %s", order.epoch, cause)
         self.feed(ManifestFailed(epoch=order.epoch, cause=cause))
 
-    async def in_thread(self, work: Callable[[], T], seconds: float = STORE_SECONDS_MAX) -> T:
+    async def in_thread(self, work: Callable[[], T], seconds: float | None = None) -> T:
         """Blocking work on the store, on one of a few threads.
 
         Raises:
-            TimeoutError: It takes longer than `seconds`; its thread stays with it until it ends.
+            TimeoutError: It takes longer than `seconds` (None: `STORE_SECONDS_MAX`); its thread stays with it.
         """
         self.store_threads_busy += 1
         future = asyncio.get_running_loop().run_in_executor(self._threads, work)
         future.add_done_callback(self._thread_free)
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(STORE_SECONDS_MAX if seconds is None else seconds):
             return await asyncio.shield(future)
 
     def _thread_free(self, future: asyncio.Future[T]) -> None:
