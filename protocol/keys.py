@@ -16,7 +16,6 @@ What it does not know: rotation. A new secret is a new cluster secret; participa
 from __future__ import annotations
 
 import base64
-import binascii
 import errno
 import hmac
 import os
@@ -143,10 +142,7 @@ def decode_secret(text: bytes) -> bytes:
     if _HEX.fullmatch(stripped) and len(stripped) % 2 == 0:
         return bytes.fromhex(stripped.decode("ascii"))
     if _BASE64.fullmatch(stripped) and len(stripped) % 4 == 0:
-        try:
-            return base64.b64decode(stripped.replace(b"-", b"+").replace(b"_", b"/"), validate=True)
-        except binascii.Error:
-            return text
+        return base64.b64decode(stripped.replace(b"-", b"+").replace(b"_", b"/"), validate=True)
     return text
 
 

@@ -204,6 +204,7 @@ def test_every_right_document_given_to_every_decoder(name):
         accepts_or_refuses(DECODERS[name], data)
 
 
+@pytest.mark.slow
 @given(data=st.one_of(st.binary(max_size=300), mutated()))
 @example(data=b"\x00")
 def test_bytes_from_anywhere_are_refused_or_accepted_and_nothing_else(data):
@@ -211,6 +212,7 @@ def test_bytes_from_anywhere_are_refused_or_accepted_and_nothing_else(data):
         accepts_or_refuses(decode, data)
 
 
+@pytest.mark.slow
 @given(
     data=st.recursive(
         st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text() | st.binary() | st.floats(),
@@ -226,6 +228,7 @@ def test_well_formed_values_of_the_wrong_shape_are_refused_or_accepted(data):
             accepts_or_refuses(decode, msgspec.json.encode(msgspec.to_builtins(data, str_keys=True)))
 
 
+@pytest.mark.slow
 @given(text=st.text() | st.from_regex(r"[a-z0-9./_-]{0,40}", fullmatch=True) | st.none() | st.integers())
 def test_names_from_anywhere_are_refused_or_accepted_and_nothing_else(text):
     for name, decode in TEXT_DECODERS.items():

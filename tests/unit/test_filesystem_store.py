@@ -357,6 +357,15 @@ def test_without_links_a_key_that_was_taken_meanwhile_is_not_replaced(tmp_path, 
     assert files(tmp_path) == ["demo/epochs/1", "demo/format.json"]
 
 
+def test_a_key_that_was_taken_and_deleted_meanwhile_is_an_error_that_may_be_tried_again(tmp_path, store):
+    system = Scripted(failing(errno.EEXIST), at="link")
+    with pytest.raises(StoreError, match="taken and then deleted"):
+        FilesystemStore(tmp_path, "demo", system=system).put("epochs/1", DATA)
+    assert files(tmp_path) == ["demo/format.json"]
+    assert store.put("epochs/1", DATA) is PutResult.CREATED
+    assert store.cluster == "demo"
+
+
 def test_a_store_whose_folder_went_away_is_not_an_empty_store(tmp_path, store):
     """An unmounted disk must not look like missing objects, and nothing may be written beside the mount."""
     store.put(KEY, DATA)

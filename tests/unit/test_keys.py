@@ -3,6 +3,10 @@
 import base64
 import os
 import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +14,7 @@ from protocol.errors import ConfigError
 from protocol.ids import ChannelId
 from protocol.keys import ROLES, ClusterKeys, decode_secret, read_secret
 
+ROOT = Path(__file__).parents[2]
 SECRET = bytes(range(32))
 AB = ChannelId("a", "b")
 
@@ -155,3 +160,32 @@ def test_an_error_never_shows_the_secret(tmp_path):
         read_secret(path)
     assert "hunter2" not in str(caught.value)
     assert caught.value.setting == "secret_file"
+
+
+def test_a_file_that_cannot_be_read_names_the_errno():
+    """A file of the process file system that opens and whose first byte cannot be read."""
+    with pytest.raises(ConfigError, match="mem' cannot be read: EIO"):
+        read_secret("/proc/self/mem")
+
+
+def test_a_file_of_somebody_else_is_refused_with_what_to_do():
+    """As root, a child gives up its rights first: root may read everything."""
+    script = (
+        "import os, sys\n"
+        "from protocol.errors import ConfigError\n"
+        "from protocol.keys import read_secret\n"
+        "if os.geteuid() == 0:\n"
+        "    os.setuid(65534)\n"
+        "try:\n"
+        "    read_secret(sys.argv[1])\n"
+        "except ConfigError as error:\n"
+        "    print(error)\n"
+    )
+    # Not tmp_path, which nobody but its user may enter.
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o711)
+        path = write(Path(folder) / "s", SECRET, 0o000)
+        done = subprocess.run(
+            [sys.executable, "-c", script, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+        )
+    assert "cannot be read: permission denied; make it readable for this user" in done.stdout, done.stderr

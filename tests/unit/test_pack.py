@@ -2,6 +2,7 @@
 
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,19 @@ def test_a_frame_with_a_huge_window_is_refused():
         PackReader.from_bytes(forged(frame, length=1000)).chunk(digest(b"x"))
 
 
+def test_refusing_a_bomb_takes_no_more_memory_than_the_index_allows():
+    """T8: 200 KB that want to be 2 GB; what is refused has cost less than twice what a chunk may have."""
+    data = forged(zstd.compress(bytes(CHUNK_BYTES_MAX)) * 200, length=CHUNK_BYTES_MAX)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ObjectCorrupt):
+            PackReader.from_bytes(data).chunk(digest(b"x"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * CHUNK_BYTES_MAX + 2 * MIB
+
+
 @pytest.mark.parametrize(
     ("payload", "says"),
     [
@@ -189,6 +203,15 @@ def test_an_index_entry_that_points_outside_is_refused(wrong):
 def test_a_footer_that_lies_is_refused(wrong, says):
     with pytest.raises(ObjectCorrupt, match=says):
         PackReader.from_bytes(forged(b"payload", **wrong))
+
+
+def test_a_header_that_lies_is_refused():
+    data = forged(b"payload")
+    index = data[15:64]
+    header = b"CLPX\x01\0\0\0"
+    check = pack_module.blake3(header + index).digest()
+    with pytest.raises(ObjectCorrupt, match="expected header b'CLPK' version 1, found b'CLPX"):
+        PackReader.from_bytes(header + data[8:64] + check + data[96:])
 
 
 def test_every_truncation_is_refused():

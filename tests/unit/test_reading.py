@@ -96,6 +96,20 @@ def test_what_is_not_there_is_said_so(made):
         EpochReader.open(made.store, 8)
 
 
+def test_a_body_that_is_no_msgpack_is_shown_as_bytes():
+    shown_body = reading.shown_message(msgspec.structs.replace(envelope(1), body=b"\xc1"))["body"]
+    assert shown_body == {"hex": "c1"}
+
+
+def test_an_extension_type_may_be_a_key(made):
+    (odd,) = made.pack(b"\x91\x92\xd4\x05\x01\x02")
+    field = FieldRef(name="odd", shape="keyed", segments=((odd,),))
+    made.change("b", agents=(AgentSnapshot(id="shop/x", fields=(field,)),))
+    reader = reader_of(made)
+    assert reader.state("shop/x").fields == {"odd": {(5, b"\x01"): 2}}
+    assert reader.document("shop/x")["fields"] == {"odd": {"pairs": [[[5, {"hex": "01"}], 2]]}}
+
+
 def test_a_manifest_under_another_epochs_key_is_refused(made):
     made.write()
     made.store.put(manifest_key(8), made.data)

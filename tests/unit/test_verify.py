@@ -207,6 +207,19 @@ def test_the_chain_to_the_manifest_before_is_noted_when_it_does_not_hold(made):
     )
 
 
+def test_a_chain_that_cannot_be_followed_is_noted(made):
+    made.write()
+
+    def broken(operation, key):
+        if operation == "list":
+            raise StoreError("list", key, "I/O error", errno_name="EIO")
+
+    made.store.before_operation = broken
+    report = verified(made)
+    assert report.ok
+    assert "the chain was not followed: store list" in report.notes[0]
+
+
 # --- members ---------------------------------------------------------------------------------------------------------
 
 

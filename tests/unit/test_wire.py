@@ -208,6 +208,7 @@ def test_the_memory_of_channels_is_bounded(monkeypatch):
     assert len(receiver._arriving) <= 8
 
 
+@pytest.mark.slow
 @given(
     incarnation=st.integers(1, 2**64 - 1),
     first=st.integers(1, 2**64 - 1),
