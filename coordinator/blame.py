@@ -183,7 +183,7 @@ def _in_progress(record: EpochRecord, notes: EpochNotes | None, now: Instant | N
         return [f"Not reported yet: {shown}{' and more' if len(names) > WAITING_NOTES_MAX else ''}."]
     ranked = sorted(names, key=lambda name: (_rank(notes.progress.get(name)), name))
     return [
-        f"{note.participant} waits {_WAITS_FOR[note.phase]} for {_seconds(note.waited_ns)} now"
+        f"{note.participant} has been waiting {_WAITS_FOR[note.phase]} for {_seconds(note.waited_ns)}"
         f"{_channels(note.open_channels, note.open_count, note.participant)}."
         for note in waiting_notes(ranked, notes, now)
     ]

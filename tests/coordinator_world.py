@@ -61,7 +61,6 @@ from protocol.messages import (
     EpochSealed,
     Fenced,
     Heartbeat,
-    Leave,
     Left,
     LocalReport,
     Register,
