@@ -279,7 +279,7 @@ class RaftGroup:
             "fatal": None if self.fatal is None else str(self.fatal),
         }
         if core is not None:
-            status |= core.status
+            status |= core.status()
         return status
 
     # In the service's loop.
@@ -379,7 +379,6 @@ class _Core:
         self._told_term = 0
         self._replica: Replica | None = None
         self.transport = TlsTransport(self._config, loop, traffic=self.tick_soon, failed=self.fail)
-        self.status: dict[str, Any] = {}
 
     def open(self) -> None:
         """Folder, journal, snapshot, socket; in an order that leaves nothing behind when one fails."""
@@ -536,19 +535,24 @@ class _Core:
     def _housekeep(self, replica: Replica) -> None:
         self.transport.check()
         pinned.forget_callbacks(replica)
+
+    def status(self) -> dict[str, Any]:
+        """Numbers for `RaftGroup.status`; reads plain integers only, so any thread may call it."""
+        replica = self._replica
+        if replica is None:
+            return {}
         matched = pinned.match_index_of(replica)
-        self.status = {
+        return {
             "applied": int(replica.raftLastApplied),
             "commit": int(replica.raftCommitIndex),
-            "log_first": int(replica.journal[0][1]),
-            "log_last": int(replica.journal[-1][1]),
+            "log_entries": len(replica.journal),
             "journal_bytes": replica.journal.size,
             "journal_syncs": replica.journal.synced_count,
             "snapshot_at": replica.store.last_index,
             "peers": {
                 peer: {
                     "connected": self.transport.connected(peer),
-                    "acknowledged": int(matched.get(pinned.Node(peer), 0)) if self._raw_leads else None,
+                    "acknowledged": int(matched.get(pinned.Member(peer), 0)) if self._raw_leads else None,
                 }
                 for peer in sorted(self._config.peers)
             },

@@ -11,6 +11,7 @@ the simulations (`simulations/raft`) against the new library. Importing this mod
 
 from __future__ import annotations
 
+import zlib
 from typing import TYPE_CHECKING, Any
 
 import pysyncobj.pickle
@@ -28,9 +29,19 @@ from protocol.errors import ConfigError
 if TYPE_CHECKING:
     from coordinator.runtime.raft.journal import Entry
 
-__all__ = ["FAIL_REASON", "Journal", "Node", "SyncObj", "SyncObjConf", "Transport", "replicated"]
+__all__ = ["FAIL_REASON", "Journal", "Member", "SyncObj", "SyncObjConf", "Transport", "replicated"]
 
 PINNED_VERSION = "0.3.17"
+
+
+class Member(Node):  # type: ignore[misc] # the library is untyped
+    """A coordinator as the library knows it: by its id; where it lives is the transport's business.
+
+    Its hash is the same in every process, so that the library's sets are iterated in the same order in every replay.
+    """
+
+    def __hash__(self) -> int:
+        return zlib.crc32(self.id.encode())
 
 
 def check_interpreter(*, assertions: bool = __debug__, version: str = pysyncobj.version.VERSION) -> None:

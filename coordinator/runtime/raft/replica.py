@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from coordinator.runtime.raft import pinned
 from coordinator.runtime.raft.guards import Guards
 from coordinator.runtime.raft.journal import DurableJournal
-from coordinator.runtime.raft.pinned import Node, SyncObj, SyncObjConf, Transport, replicated
+from coordinator.runtime.raft.pinned import Member, SyncObj, SyncObjConf, Transport, replicated
 from coordinator.runtime.raft.snapshot_file import CorruptSnapshot, SnapshotStore, align, read_snapshot
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class Replica(SyncObj):  # type: ignore[misc] # the library is untyped
         self._machine_apply = apply
         self._machine_applied = applied
         super().__init__(
-            Node(coordinator),
-            [Node(member) for member in members if member != coordinator],
+            Member(coordinator),
+            [Member(member) for member in members if member != coordinator],
             _library_settings(timing, self.journal, self.store, compact_entries, compact_seconds, batch_bytes),
             transport=transport,
         )

@@ -235,10 +235,13 @@ class SnapshotStore:
 
     # Shipping it to a follower.
 
-    def getTransmissionData(self, node: Any) -> tuple[bytes, bool, bool] | None:  # noqa: ANN401, N802 - the library's
-        """The next piece for a follower: (bytes, is first, is last)."""
-        if self._finished is not None:
-            return None  # The journal still begins at the older snapshot; the next tick trims it.
+    def getTransmissionData(self, node: Any) -> tuple[bytes, bool, bool]:  # noqa: ANN401, N802 - the library's
+        """The next piece for a follower: (bytes, is first, is last).
+
+        Never None, which the library takes for "later" and asks again at once, for a heartbeat's length, sending a
+        message each time. So in the one tick in which the snapshot is newer than the journal's beginning it is shipped
+        all the same: the follower then rejects the entries before its end and gets the right ones.
+        """
         data, sent = self._shipping.get(node.id, (b"", 0))
         if not sent:
             data = self._files.read(SNAPSHOT_NAME) or b""

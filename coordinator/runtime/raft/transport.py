@@ -15,7 +15,7 @@ from coordinator.runtime.raft import tls
 from coordinator.runtime.raft.config import split_address
 from coordinator.runtime.raft.connection import Connection
 from coordinator.runtime.raft.messages import decode_message, encode_frame
-from coordinator.runtime.raft.pinned import Node, Transport
+from coordinator.runtime.raft.pinned import Member, Transport
 from protocol.errors import ConfigError, RemoteProtocolError
 from protocol.limits import RAFT_UNKNOWN_CONNECTIONS_MAX
 
@@ -56,7 +56,7 @@ class TlsTransport(Transport):  # type: ignore[misc] # the library is untyped
         self._loop = loop
         self._traffic = traffic
         self._failed = failed
-        self._nodes = {peer: Node(peer) for peer in config.peers}
+        self._nodes = {peer: Member(peer) for peer in config.peers}
         self._connections: dict[CoordinatorId, Connection] = {}
         self._unknown: list[Connection] = []
         self._outgoing: list[tuple[Connection, bytes]] = []

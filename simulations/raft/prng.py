@@ -1,0 +1,46 @@
+"""Our own small generator: the same draws in every version of Python, for ever."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Item = TypeVar("_Item")
+_MASK: Final = (1 << 64) - 1
+
+
+class Prng:
+    """SplitMix64 (Steele, Lea, Flood 2014)."""
+
+    def __init__(self, seed: int) -> None:
+        self._state = seed & _MASK
+
+    def next(self) -> int:
+        """64 random bits."""
+        self._state = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        z = self._state
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
+
+    def below(self, limit: int) -> int:
+        """0 <= result < limit; the bias of the remainder does not matter here."""
+        return self.next() % limit
+
+    def between(self, low: int, high: int) -> int:
+        """Low <= result <= high."""
+        return low + self.below(high - low + 1)
+
+    def chance(self, numerator: int, denominator: int) -> bool:
+        """True in `numerator` of `denominator` cases."""
+        return self.below(denominator) < numerator
+
+    def pick(self, items: Sequence[_Item]) -> _Item:
+        """One of a non-empty sequence."""
+        return items[self.below(len(items))]
+
+    def random(self) -> float:
+        """0 <= result < 1: what the library asks the module `random` for."""
+        return (self.next() >> 11) / (1 << 53)
