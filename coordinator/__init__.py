@@ -11,14 +11,25 @@ from typing import TYPE_CHECKING
 from protocol.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from coordinator.assembler import Assembled, AssemblyRequest, Refusal, assemble
     from coordinator.certificates import make_certificates
     from coordinator.config import Address, CoordinatorConfig, PeerConfig, TlsConfig, load_config
+    from coordinator.ledger import Ledger
+    from coordinator.machine import Leader
+    from coordinator.policy import PolicySettings
 
 __all__ = [
     "Address",
+    "Assembled",
+    "AssemblyRequest",
     "CoordinatorConfig",
+    "Leader",
+    "Ledger",
     "PeerConfig",
+    "PolicySettings",
+    "Refusal",
     "TlsConfig",
+    "assemble",
     "load_config",
     "make_certificates",
 ]
@@ -27,6 +38,7 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
     __getattr__, __dir__ = lazy_exports(
         __name__,
         {
+            "assembler": ("Assembled", "AssemblyRequest", "Refusal", "assemble"),
             "certificates": ("make_certificates",),
             "config": (
                 "Address",
@@ -35,5 +47,8 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
                 "TlsConfig",
                 "load_config",
             ),
+            "ledger": ("Ledger",),
+            "machine": ("Leader",),
+            "policy": ("PolicySettings",),
         },
     )

@@ -38,7 +38,26 @@ def commands():
     def of(kind, **fields):
         return st.fixed_dictionaries(fields).map(lambda chosen: (kind, chosen))
 
-    return st.one_of(
+    reports = st.lists(
+        st.builds(
+            Report,
+            epoch=SMALL,
+            participant=NAMES,
+            session=SMALL,
+            incarnation=st.sampled_from([1, 1, 1, 2]),
+            snapshot=DIGESTS,
+        ),
+        min_size=1,
+        max_size=4,
+    )
+    often = (
+        of(TopologyCommand, version=SMALL),
+        of(StartCommand, topology=SMALL, reason=st.text(max_size=5), deadline_ns=st.just(9)),
+        of(ReportsCommand, reports=reports.map(tuple)),
+        of(SealCommand, epoch=SMALL, manifest=DIGESTS, previous=st.sampled_from(["", digest(b"\0")])),
+        of(CommitCommand, epoch=SMALL, manifest=DIGESTS),
+    )
+    seldom = (
         of(LeadCommand, coordinator=st.sampled_from(["c1", "c2"])),
         of(ConfigureCommand, policy=st.builds(PolicySettings, max_concurrent=st.integers(1, 3))),
         of(
@@ -50,27 +69,9 @@ def commands():
         ),
         of(MarkLostCommand, session=SMALL, cause=st.just("silent")),
         of(LeaveCommand, session=SMALL),
-        of(TopologyCommand, version=SMALL),
-        of(StartCommand, topology=SMALL, reason=st.text(max_size=5), deadline_ns=st.just(9)),
-        of(
-            ReportsCommand,
-            reports=st.lists(
-                st.builds(
-                    Report,
-                    epoch=SMALL,
-                    participant=NAMES,
-                    session=SMALL,
-                    incarnation=st.sampled_from([1, 1, 1, 2]),
-                    snapshot=DIGESTS,
-                ),
-                min_size=1,
-                max_size=4,
-            ).map(tuple),
-        ),
         of(AbortCommand, epoch=SMALL, phase=st.sampled_from(["record", "operator"]), cause=st.just("x")),
-        of(SealCommand, epoch=SMALL, manifest=DIGESTS, previous=st.sampled_from(["", digest(b"\0")])),
-        of(CommitCommand, epoch=SMALL, manifest=DIGESTS),
     )
+    return st.one_of(*often, *often, *often, *seldom)
 
 
 def guided(ledger, kind, fields):
@@ -230,7 +231,7 @@ def test_scripts_reach_committed_epochs():
     reached = set()
 
     @settings(max_examples=60, deadline=None, database=None, derandomize=True)
-    @given(st.lists(commands(), min_size=30, max_size=60))
+    @given(st.lists(commands(), min_size=50, max_size=90))
     def run(script):
         ledger = Ledger("shop")
         ledger.apply(encode_command(LeadCommand(id=("c0", 1), term=1, coordinator="c1"), at=1))
