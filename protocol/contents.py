@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from protocol.errors import IllegalName, MalformedFrame, ObjectCorrupt
+from protocol.errors import IllegalName, MalformedFrame, ObjectCorrupt, printable
 from protocol.ids import MESSAGE_ID_BYTES, agent_id
 from protocol.items import KIND_MESSAGE, item_kind, message_payload, split_items
 from protocol.limits import MESSAGE_BYTES_MAX, NESTING_MAX
@@ -22,6 +22,7 @@ _T = TypeVar("_T")
 
 _value: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder()
 _pairs: Final = msgspec.msgpack.Decoder(list[tuple[Any, Any]])
+_keys: Final = msgspec.msgpack.Decoder(list[Any])
 _raws: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _timers: Final = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _envelope: Final = msgspec.msgpack.Decoder(Envelope)
@@ -38,6 +39,11 @@ def decode_value(data: bytes, name: str) -> Any:  # noqa: ANN401 - any value
 def decode_segment(data: bytes, name: str) -> list[tuple[Any, Any]]:
     """Keys and values of one segment of a keyed field."""
     return _decode(_pairs, data, name)
+
+
+def decode_keys(data: bytes, name: str) -> list[Any]:
+    """Keys of a keyed field that have gone; none for no bytes."""
+    return _decode(_keys, data, name) if data else []
 
 
 def decode_envelope(data: bytes | msgspec.Raw, name: str) -> Envelope:
@@ -92,6 +98,6 @@ def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes | msgspec.Raw, nam
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError, TypeError) as error:
         # TypeError: an unhashable key of a map.
-        raise ObjectCorrupt("get", name, f"not what it must be: {str(error)[:300]}") from None
+        raise ObjectCorrupt("get", name, f"not what it must be: {printable(error)}") from None
     except RecursionError:
         raise ObjectCorrupt("get", name, f"nested far deeper than {NESTING_MAX} levels") from None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from protocol.digests import digest, merkle_root_of
-from protocol.errors import ObjectCorrupt, UnsupportedVersion
+from protocol.errors import ObjectCorrupt, UnsupportedVersion, printable
 from protocol.limits import MANIFEST_BYTES_MAX, NESTING_MAX, SNAPSHOT_OBJECT_BYTES_MAX
 from protocol.manifest import (
     FORMAT_VERSION,
@@ -241,7 +241,7 @@ def _decode(decoder: msgspec.json.Decoder[_T], data: bytes, name: str, size_max:
             raise UnsupportedVersion(f"{name} has format version {version}; this build reads version {FORMAT_VERSION}")
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError) as error:
-        raise ObjectCorrupt("get", name, f"not one of our documents: {str(error)[:300]}") from None
+        raise ObjectCorrupt("get", name, f"not one of our documents: {printable(error)}") from None
     except RecursionError:
         raise ObjectCorrupt("get", name, f"nested far deeper than {NESTING_MAX} levels") from None
 

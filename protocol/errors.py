@@ -199,3 +199,9 @@ class Unreachable(SnapshotError):
     """The other side did not answer; whether it acted is unknown."""
 
     definite = False
+
+
+def printable(text: object, length_max: int = 300) -> str:
+    """Text from a stranger, safe for logs and terminals: everything but printable ASCII is escaped, and it is cut."""
+    shown = "".join(c if " " <= c <= "~" else ascii(c)[1:-1] for c in str(text)[:length_max])
+    return shown if len(shown) <= length_max else shown[:length_max]

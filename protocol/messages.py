@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from protocol.errors import MalformedFrame
+from protocol.errors import MalformedFrame, printable
 from protocol.ids import AgentId
 from protocol.limits import CONTROL_BYTES_MAX
 
@@ -285,7 +285,7 @@ def decode_to_coordinator(data: bytes) -> ToCoordinator:
     try:
         return _to_coordinator.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrame(f"control message of {len(data)} bytes: {error}") from None
+        raise MalformedFrame(f"control message of {len(data)} bytes: {printable(error)}") from None
 
 
 def decode_to_participant(data: bytes) -> ToParticipant:
@@ -298,7 +298,7 @@ def decode_to_participant(data: bytes) -> ToParticipant:
     try:
         return _to_participant.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrame(f"control message of {len(data)} bytes: {error}") from None
+        raise MalformedFrame(f"control message of {len(data)} bytes: {printable(error)}") from None
 
 
 def _check_size(data: bytes) -> None:

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from protocol.contents import decode_channel, decode_mailbox, decode_segment, decode_timers, decode_value, messages_of
+from protocol.contents import (
+    decode_channel,
+    decode_keys,
+    decode_mailbox,
+    decode_segment,
+    decode_timers,
+    decode_value,
+    messages_of,
+)
 from protocol.digests import manifest_key, snapshot_key
 from protocol.documents import decode_local_snapshot, decode_manifest
 from protocol.errors import ObjectCorrupt, UnknownAgent
@@ -54,7 +62,8 @@ class AgentState(msgspec.Struct, frozen=True, kw_only=True):
     """A turn was running at the cut; its message is the first of the mailbox."""
     dead: bool
     fields: dict[str, Any]
-    """Field name to value: plain Python for msgpack (a dict for a keyed field), `Opaque` for cloudpickle."""
+    """Field name to value: plain Python for msgpack (a dict for a keyed field), `Opaque` for cloudpickle. A value that was
+    never set is not among them."""
 
 
 class EpochReader:
@@ -130,7 +139,11 @@ class EpochReader:
             state_version=found.state_version,
             running=found.running,
             dead=found.dead,
-            fields={field.name: self._field(agent, field) for field in found.fields},
+            fields={
+                field.name: self._field(agent, field)
+                for field in found.fields
+                if field.segments or field.shape == "keyed"
+            },
         )
 
     def mailbox(self, agent: str) -> list[Envelope]:
@@ -179,7 +192,7 @@ class EpochReader:
                 for segment in field.segments
                 for key, value in decode_segment(self._join(segment), name)
             }
-            for key in decode_value(self._join(field.removed), name) if field.removed else ():
+            for key in decode_keys(self._join(field.removed), name):
                 values.pop(_hashable(key), None)
             return values
         data = self._join(ref for segment in field.segments for ref in segment)

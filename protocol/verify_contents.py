@@ -166,17 +166,26 @@ class _Check:
 
     def _field(self, agent: AgentSnapshot, field: FieldRef) -> None:
         place = f"field {field.name} of {agent.id}"
-        keyed = field.shape == "keyed"
-        whole = tuple(ref for segment in field.segments for ref in segment)
-        for unit in field.segments if keyed else (whole,):
-            if unit and self._verifier.is_good(unit):
-                continue
-            data = self._join(unit, place)
-            if data is None:
-                continue
-            check = partial(_decoded_unit, keyed, data, place)
-            if field.serializer != "msgpack" or self._decoded(check) is not None:
-                self._verifier.mark_good(unit)
+        plain = field.serializer == "msgpack"
+        if field.shape == "keyed":
+            for segment in field.segments:
+                self._unit(segment, contents.decode_segment if plain else None, place)
+        elif field.segments:
+            # Without chunks it is a value that was never set.
+            whole = tuple(ref for segment in field.segments for ref in segment)
+            self._unit(whole, contents.decode_value if plain else None, place)
+        if field.removed:
+            self._unit(field.removed, contents.decode_keys, f"{place}, keys that have gone")
+
+    def _unit(self, refs: tuple[ChunkRef, ...], decode: Callable[[bytes, str], object] | None, place: str) -> None:
+        """Chunks that together decode to one thing; None: they are opaque."""
+        if refs and self._verifier.is_good(refs):
+            return
+        data = self._join(refs, place)
+        if data is not None and (
+            decode is None or self._decoded(partial(_decoded_unit, decode, data, place)) is not None
+        ):
+            self._verifier.mark_good(refs)
 
     def _join(self, refs: tuple[ChunkRef, ...], place: str, channel: str = "") -> bytes | None:
         """Chunks joined, or None after each that cannot be read was named."""
@@ -221,6 +230,6 @@ class _Check:
             )
 
 
-def _decoded_unit(keyed: bool, data: bytes, place: str) -> tuple[object]:  # noqa: FBT001 - a partial's argument
-    """A field's value, in a tuple: None is a value."""
-    return (contents.decode_segment(data, place) if keyed else contents.decode_value(data, place),)
+def _decoded_unit(decode: Callable[[bytes, str], object], data: bytes, place: str) -> tuple[object]:
+    """What it decodes to, in a tuple: None is a value."""
+    return (decode(data, place),)

@@ -122,13 +122,14 @@ def made_epoch(store, *, epoch=7, previous=""):
     sent = digest_of(*before, *flying)
     back = digest_of()
     accounts = (
-        msgspec.msgpack.encode([["ann", {"cents": 5}], ["bob", {"cents": 7}]]),
-        msgspec.msgpack.encode([["eve", {"cents": 0}]]),
+        msgspec.msgpack.encode([["ann", {"cents": 5}], ["bob", {"cents": 6}], ["old", {"cents": 9}]]),
+        msgspec.msgpack.encode([["eve", {"cents": 0}], ["bob", {"cents": 7}]]),
+        encoded("old"),
     )
     spent = msgspec.msgpack.encode(12)
     mailbox = encoded(envelope(8, target="bank/main", source="shop/x"), envelope(9, target="bank/main"))
     timers = encoded([60_000_000_000, envelope(10, target="bank/main")])
-    first, second, value, mail, timer, pickled = made.pack(*accounts, spent, mailbox, timers, PICKLE)
+    first, second, gone, value, mail, timer, pickled = made.pack(*accounts, spent, mailbox, timers, PICKLE)
     head, tail, note = made.pack(
         b"".join(flying)[:20], b"".join(flying)[20:], msgspec.msgpack.encode({"open": True, "raw": b"\xff"})
     )
@@ -142,8 +143,9 @@ def made_epoch(store, *, epoch=7, previous=""):
                 id="bank/main",
                 state_version=3,
                 fields=(
-                    FieldRef(name="accounts", shape="keyed", segments=((first,), (second,))),
+                    FieldRef(name="accounts", shape="keyed", segments=((first,), (second,)), removed=(gone,)),
                     FieldRef(name="spent", shape="value", segments=((value,),)),
+                    FieldRef(name="unset", shape="value"),
                 ),
                 mailbox=(mail,),
                 mailbox_count=2,

@@ -35,6 +35,7 @@ def test_the_agents_of_an_epoch_and_where_they_were(made):
 
 
 def test_state_is_decoded_into_plain_values(made):
+    """A base, an overlay that changes bob, and a key that has gone; a value that was never set is left out."""
     state = reader_of(made).state("bank/main")
     assert state.fields == {"accounts": {"ann": {"cents": 5}, "bob": {"cents": 7}, "eve": {"cents": 0}}, "spent": 12}
     assert (state.participant, state.state_version, state.running, state.dead) == ("a", 3, True, False)

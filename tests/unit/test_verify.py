@@ -70,7 +70,7 @@ def test_a_sound_epoch_is_sound_and_everything_was_looked_at(kind, tmp_path):
         "agents": 3,
         "channels": 2,
         "packs": 2,
-        "chunks": 9,
+        "chunks": 10,
         "bytes": sum(
             ref.bytes for ref in {ref for each in made.snapshots.values() for ref in documents.chunk_refs(each)}
         ),
@@ -387,6 +387,7 @@ def test_every_damaged_chunk_is_named_with_pack_owner_and_place(made):
         "timers of bank/main",
         "field accounts of bank/main",
         "field accounts of bank/main",
+        "field accounts of bank/main, keys that have gone",
         "field spent of bank/main",
         "field state of tool/opaque",
     ]
