@@ -12,6 +12,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
+from coordinator.cli.output import safe
 from protocol import errors
 
 
@@ -108,4 +109,5 @@ def from_http(status: int, code: str, message: str, hint: str) -> Failure:
     # A store that fails answers 503 too, but is not a coordinator that cannot be reached.
     if code.startswith("store-"):
         exit_code = Exit.FAILED
-    return Failure(exit_code, message, hint, code=code)
+    # What comes from the network stays on its line: it must not look like a line of ours.
+    return Failure(exit_code, safe(message), safe(hint), code=safe(code))

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import click
 
 from coordinator.cli.exits import Exit, Failure, as_failure
-from coordinator.cli.output import note, print_json, safe
+from coordinator.cli.output import note, print_json
 from coordinator.cli.plugins import SUMMARIES, load_plugin, plugin_commands
 from coordinator.cli.settings import Given, cluster_options
 from protocol.errors import SnapshotError
@@ -43,6 +43,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
 
 INTERRUPTED: Final = 130
 """Ended by Ctrl-C: 128 + SIGINT, as shells have it."""
+MESSAGE_LINES_MAX: Final = 40
 PIPE_CLOSED: Final = 141
 """The reader of our output went away: 128 + SIGPIPE."""
 
@@ -191,9 +192,13 @@ def _trace() -> None:
 def _tell(failure: Failure, *, as_json: bool) -> int:
     if as_json and not failure.shown:
         print_json(failure.document())
-    note(f"cleancut: {safe(failure.message)}")
+    # One line as a rule; a command of our own may bring the end of a log with it.
+    first, *rest = failure.message.splitlines() or [""]
+    note(f"cleancut: {first}")
+    for line in rest[:MESSAGE_LINES_MAX]:
+        note(f"  {line}")
     if failure.hint:
-        note(f"  {safe(failure.hint)}")
+        note(f"  {failure.hint}")
     return int(failure.exit)
 
 
