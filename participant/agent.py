@@ -190,6 +190,9 @@ def _fields(cls: type[Agent]) -> dict[str, Field[Any]]:
                 found[name] = attribute
             elif name in found:
                 del found[name]
+    for name, field in found.items():
+        if field.problem and cls.serializer == "msgpack":
+            raise TypeError(f"{cls.__qualname__}.{name}: {field.problem}")
     return found
 
 

@@ -167,9 +167,9 @@ class ObjectCell(Cell):
 
     def clear(self) -> None:
         """Back to the default."""
-        default = cast("Value[Any]", self.spec).default
+        default = cast("Value[Any]", self.spec).fresh_default()
         self.live = MISSING
-        self.stored = MISSING if default is MISSING else self.form.save(self.spec.schema.decode(default), "", self.name)
+        self.stored = MISSING if default is MISSING else self.form.save(default, self.state.agent_id, self.name)
 
 
 class KeyedState(Cell, MutableMapping[K, V]):

@@ -13,8 +13,6 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
-import msgspec
-
 from participant.schema import ENCODER, Kind, Schema, type_name
 from participant.serializers import PickleAllowed, pickle_bytes, unpickle, unpickle_own
 from protocol.errors import Unsavable
@@ -136,14 +134,13 @@ class PickleForm:
     is_map = False
     mutable = True
 
-    def __init__(self, schema: Schema) -> None:
-        self._declared = schema.declared
+    def __init__(self, declared: Any) -> None:  # noqa: ANN401 - a type form
+        self._cls = declared if isinstance(declared, type) and declared not in {Any, float} else object
 
     def save(self, value: Any, agent: str, path: str) -> bytes:  # noqa: ANN401 - of the declared type
         """See `Form`."""
-        wanted = self._declared
-        if isinstance(wanted, type) and not isinstance(value, wanted) and not (wanted is float and type(value) is int):
-            raise Unsavable(agent, path, type_name(value), f"the declared type is {wanted.__qualname__}")
+        if not isinstance(value, self._cls):
+            raise Unsavable(agent, path, type_name(value), f"the declared type is {self._cls.__qualname__}")
         try:
             return pickle_bytes(value)
         except Exception as error:  # noqa: BLE001 - a user's __reduce__ may raise anything
@@ -169,7 +166,7 @@ def encoding_of(value: Any) -> bytes | None:  # noqa: ANN401 - anything
     """The encoding, or None where it fails: the check that follows names the part to blame."""
     try:
         return ENCODER.encode(value)
-    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+    except Exception:  # noqa: BLE001 - a pydantic model's own code may raise anything
         return None
 
 

@@ -168,7 +168,7 @@ class Schema:
         try:
             data = ENCODER.encode(value)
             copy = self.decode(data)
-        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError):
+        except Exception:  # noqa: BLE001 - as above
             raise Unsavable(agent, path, type_name(value), failure) from None
         return data, copy
 

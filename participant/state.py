@@ -128,10 +128,17 @@ def list_decoder(item_type: Any) -> Callable[[bytes], list[Any]]:  # noqa: ANN40
 class Field(Generic[T]):
     """Base of the two descriptors."""
 
-    __slots__ = ("name", "schema")
+    __slots__ = ("declared", "name", "problem", "schema")
 
-    def __init__(self, schema: Schema) -> None:
-        self.schema = schema
+    def __init__(self, declared: Any) -> None:  # noqa: ANN401 - a type form
+        self.declared = declared
+        self.problem = ""
+        """Why msgpack cannot save values of this type; such a field is refused unless its agent uses cloudpickle."""
+        try:
+            self.schema = Schema(declared)
+        except TypeError as error:
+            self.problem = str(error)
+            self.schema = Schema(Any)
         self.name = ""
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -150,7 +157,7 @@ class Value(Field[T]):
     __slots__ = ("default",)
 
     def __init__(self, declared: Any, default: Any) -> None:  # noqa: ANN401 - a type form and its value
-        super().__init__(Schema(declared))
+        super().__init__(declared)
         self.default: Any = MISSING
         if default is not MISSING:
             try:
@@ -159,6 +166,12 @@ class Value(Field[T]):
                 raise TypeError(str(error)) from None
             # Kept encoded, so that no two agents share a mutable default.
             self.default = copy if self.schema.kind is Kind.PLAIN else encoded
+
+    def fresh_default(self) -> Any:  # noqa: ANN401 - of the declared type
+        """The default, never the same mutable object twice; or MISSING."""
+        if self.default is MISSING or self.schema.kind is Kind.PLAIN:
+            return self.default
+        return self.schema.decode(self.default)
 
     @overload
     def __get__(self, agent: None, owner: type) -> Self: ...
@@ -178,7 +191,7 @@ class Value(Field[T]):
     def make_cell(self, state: AgentState, serializer: Serializer) -> PlainCell | ObjectCell:
         """See `Field`."""
         if serializer == "cloudpickle":
-            return ObjectCell(self, state, PickleForm(self.schema))
+            return ObjectCell(self, state, PickleForm(self.declared))
         if self.schema.kind is Kind.PLAIN:
             return PlainCell(self, state)
         form = BlocksForm(self.schema) if BlocksForm.fits(self.schema) else WholeForm(self.schema)
@@ -191,7 +204,7 @@ class Keyed(Field[V], Generic[K, V]):
     __slots__ = ("decode_keys", "decode_plain", "decode_raw", "key_schema")
 
     def __init__(self, key_type: Any, value_type: Any) -> None:  # noqa: ANN401 - type forms
-        super().__init__(Schema(value_type))
+        super().__init__(value_type)
         self.key_schema = Schema(key_type)
         if self.key_schema.kind is Kind.MUTABLE:
             raise TypeError(f"keys of type {self.key_schema.shown} can change: use str, int, bytes or tuples of them")
@@ -217,18 +230,18 @@ class Keyed(Field[V], Generic[K, V]):
     def make_cell(self, state: AgentState, serializer: Serializer) -> KeyedState[K, V]:
         """See `Field`."""
         if serializer == "cloudpickle":
-            return KeyedState(self, state, PickleForm(self.schema))
+            return KeyedState(self, state, PickleForm(self.declared))
         return KeyedState(self, state, None if self.schema.kind is Kind.PLAIN else WholeForm(self.schema))
 
 
-_WHOLE_FIELD: Final = Field[Any](Schema(Any))
+_WHOLE_FIELD: Final = Field[Any](Any)
 _WHOLE_FIELD.name = "capture"
 
 
 def whole_cell(agent: Agent, state: AgentState, serializer: Serializer) -> WholeCell:
     """The one cell of what an agent captures by itself."""
     schema = _WHOLE_FIELD.schema
-    form: Form = PickleForm(schema) if serializer == "cloudpickle" else WholeForm(schema)
+    form: Form = PickleForm(Any) if serializer == "cloudpickle" else WholeForm(schema)
     return WholeCell(_WHOLE_FIELD, state, form, agent)
 
 
@@ -245,7 +258,7 @@ def value(declared: object, *, default: Any = MISSING) -> Value[Any]:
             AttributeError.
 
     Raises:
-        TypeError: The type has no schema, or the default is not of it.
+        TypeError: The default is not of the type. A type without schema is refused when the agent's class is made.
     """
     return Value(declared, default)
 
@@ -258,7 +271,8 @@ def keyed(key_type: Any, value_type: Any) -> Keyed[Any, Any]:
     """Many saved values of an agent by key; only what changed is written in an epoch.
 
     Raises:
-        TypeError: A type has no schema, or keys of the type can change.
+        TypeError: Keys of the type can change or have no schema. A value type without schema is refused when the agent's
+            class is made.
     """
     return Keyed(key_type, value_type)
 
