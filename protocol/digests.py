@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
 
-from protocol.errors import ObjectCorrupt
+from protocol.errors import ObjectCorrupt, ObjectMissing
 from protocol.ids import Digest, Epoch
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ FORMAT_KEY: Final = "format.json"
 EPOCHS_PREFIX: Final = "epochs/"
 SNAPSHOTS_PREFIX: Final = "snapshots/"
 PACKS_PREFIX: Final = "packs/"
+EPOCH_MAX: Final = 2**63 - 1
 
 _EPOCH_KEY: Final = re.compile(r"epochs/([0-9]{20})\.json")
 
@@ -59,15 +60,21 @@ def pack_key(of: str) -> str:
 
 
 def manifest_key(epoch: int) -> str:
-    """Key of an epoch's manifest; sorts as the numbers do."""
-    assert 0 < epoch < 10**20, "epochs are positive and 64 bits wide"
+    """Key of an epoch's manifest; sorts as the numbers do.
+
+    Raises:
+        ObjectMissing: No epoch has this number, so nothing lies under its key.
+    """
+    if not 0 < epoch <= EPOCH_MAX:
+        raise ObjectMissing("get", EPOCHS_PREFIX, f"there is no epoch {epoch}: they are numbered from 1")
     return f"{EPOCHS_PREFIX}{epoch:020d}.json"
 
 
 def epoch_of_key(key: str) -> Epoch | None:
     """The epoch whose manifest has this key; None if it is not a manifest's key."""
     match = _EPOCH_KEY.fullmatch(key)
-    return Epoch(int(match[1])) if match is not None and int(match[1]) > 0 else None
+    number = int(match[1]) if match is not None else 0
+    return Epoch(number) if 0 < number <= EPOCH_MAX else None
 
 
 def merkle_root_of(leaves: Sequence[bytes]) -> Digest:

@@ -147,14 +147,15 @@ class _Run:
         self._keys = keys
         self._contents = contents
         self._epoch = epoch
-        self._key = manifest_key(epoch)
+        self._key = ""
         self._into = into
         self.digest = ""
         self.signature: SignatureState = "not checked"
 
     def check(self) -> None:
         """Everything, in order. Raises `EnoughFound`."""
-        data = self._get(self._key, MANIFEST_BYTES_MAX)
+        self._key = self._into.attempt(partial(manifest_key, self._epoch), key=EPOCHS_PREFIX) or ""
+        data = self._get(self._key, MANIFEST_BYTES_MAX) if self._key else None
         if data is None:
             return
         self.digest = digest(data)

@@ -21,7 +21,7 @@ from protocol.documents import (
     sign_manifest,
     verify_signature,
 )
-from protocol.errors import ObjectCorrupt, StoreError, UnsupportedVersion
+from protocol.errors import ObjectCorrupt, ObjectMissing, StoreError, UnsupportedVersion
 from protocol.keys import ClusterKeys
 from protocol.manifest import (
     AgentSnapshot,
@@ -110,7 +110,11 @@ def test_keys_are_made_of_checked_digests_only():
 
 def test_manifest_keys_sort_as_their_epochs():
     assert manifest_key(7) == "epochs/00000000000000000007.json"
-    assert sorted(manifest_key(n) for n in (10, 9, 2**63)) == [manifest_key(9), manifest_key(10), manifest_key(2**63)]
+    assert sorted(manifest_key(n) for n in (10, 9, 2**63 - 1)) == [
+        manifest_key(9),
+        manifest_key(10),
+        manifest_key(2**63 - 1),
+    ]
     assert epoch_of_key(manifest_key(7)) == 7
     for other in (
         "epochs/7.json",
@@ -120,6 +124,13 @@ def test_manifest_keys_sort_as_their_epochs():
         manifest_key(7) + ".tmp",
     ):
         assert epoch_of_key(other) is None
+
+
+@pytest.mark.parametrize("epoch", [0, -1, 2**63, 10**30])
+def test_a_number_that_no_epoch_has_is_a_missing_object(epoch):
+    with pytest.raises(ObjectMissing, match="there is no epoch"):
+        manifest_key(epoch)
+    assert epoch_of_key(f"epochs/{epoch:020d}.json") is None
 
 
 def test_the_tree_is_that_of_rfc_6962():

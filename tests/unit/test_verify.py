@@ -118,6 +118,7 @@ def test_a_shallow_check_reads_no_pack_but_sees_that_each_is_there(made):
 def test_an_epoch_without_a_manifest_is_missing(made):
     finding = only(verified(made))
     assert (finding.kind, finding.key) == ("missing", manifest_key(7))
+    assert only(verify_epoch(made.store, 0, KEYS)).kind == "missing"
 
 
 @pytest.mark.parametrize(
