@@ -40,7 +40,7 @@ EVENTS_WAITING_MAX: Final = 1_000
 """Events that wait for one slow iteration over a participant's events; the oldest go first."""
 STRANGERS_REMEMBERED_MAX: Final = 1_000
 """Names under which refused frames are logged once each; beyond it they are only counted."""
-STORE_RETRY_NS: Final = 5_000_000_000
+UPLOAD_RETRY_NS: Final = 5_000_000_000
 """How long a failing store is tried again for one object, at most half of what is left of the epoch's deadline: the reason
 of the failure must reach the coordinators before the deadline does."""
 UPLOADS_MAX: Final = 2

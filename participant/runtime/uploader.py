@@ -20,7 +20,7 @@ from participant.runtime.backoff import Backoff
 from protocol.digests import digest, snapshot_key
 from protocol.documents import encode_local_snapshot
 from protocol.errors import ObjectConflict, SnapshotError, StoreError
-from protocol.limits import CAPTURE_SLICE_NS, STORE_RETRY_NS, UPLOADS_MAX
+from protocol.limits import CAPTURE_SLICE_NS, UPLOAD_RETRY_NS, UPLOADS_MAX
 from protocol.version import __version__
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class Uploader:
         """
         backoff = Backoff(first=0.05, most=1.0)
         now = self._clock.now()
-        give_up = now + min(STORE_RETRY_NS, max(0, part.record.deadline - now) // 2)
+        give_up = now + min(UPLOAD_RETRY_NS, max(0, part.record.deadline - now) // 2)
         while True:
             try:
                 await asyncio.to_thread(self._store.put, key, data)

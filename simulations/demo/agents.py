@@ -55,7 +55,7 @@ class Account(Agent, kind="account"):
         super().__init__(name)
         self._peers = peers
 
-    def on_start(self, ctx: Context) -> None:
+    async def on_start(self, ctx: Context) -> None:
         """Begin ticking once this agent is a member."""
         ctx.after(TICK_SECONDS, Tick())
 
@@ -83,7 +83,7 @@ class Intake(Agent, kind="intake"):
     made = value(int, default=0)
     done = value(int, default=0)
 
-    def on_start(self, ctx: Context) -> None:
+    async def on_start(self, ctx: Context) -> None:
         """The first order."""
         ctx.after(ORDER_SECONDS, Tick())
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from protocol.ids import cluster_name
 from protocol.storage import open_store
 from simulations.demo import agents, summary
 from simulations.demo.process import Spec
@@ -32,6 +33,7 @@ class Result(msgspec.Struct, kw_only=True):
     agents: int = 0
     transport: str = ""
     messages: int = 0
+    """Handled: one turn each."""
     in_flight_recorded: int = 0
     total_expected: int = 0
     totals: list[int] = []
@@ -99,7 +101,7 @@ async def run(
     result.seconds = round(loop.time() - begun, 1)
     for name in cluster.participants:
         answer = await cluster.ask(name, {"do": "statistics"})
-        result.messages += answer["statistics"]["messages_handled"]
+        result.messages += answer["statistics"]["turns"]
         result.max_stall_ms = max(result.max_stall_ms, answer["stall"]["in_cut_ms"])
         result.idle_stall_ms = max(result.idle_stall_ms, answer["stall"]["outside_ms"])
 
@@ -164,7 +166,7 @@ async def judge(cluster: LocalCluster, result: Result) -> list[summary.EpochSums
             result.epochs_aborted += 1
             result.aborted.append({"epoch": epoch["epoch"], **(epoch.get("abort") or {})})
     listed = {epoch["epoch"] for epoch in document["epochs"] if epoch["state"] == "committed"}
-    store = open_store(cluster.store, cluster.name)
+    store = open_store(cluster.store, cluster_name(cluster.name))
     keys = cluster.keys
     accounts = 2 * result.participants
     sums = [summary.sum_bank(store, epoch, keys, accounts=accounts) for epoch in summary.committed_epochs(store)]

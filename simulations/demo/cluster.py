@@ -87,7 +87,6 @@ class LocalCluster:
     def prepare(self, policy: dict[str, Any]) -> None:
         """Write secret, certificates and configuration files."""
         from coordinator.certificates import make_certificates
-
         from protocol.ids import coordinator_id
 
         (self.folder / "logs").mkdir()
@@ -95,13 +94,13 @@ class LocalCluster:
         secret = Path(self.secret_file)
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_hex(32) + "\n", encoding="utf-8")
-        ids = [f"c{index + 1}" for index in range(self.coordinator_count)]
-        ports = free_ports(2 * len(ids))
-        for index, each in enumerate(ids):
+        names = [coordinator_id(f"c{index + 1}") for index in range(self.coordinator_count)]
+        ports = free_ports(2 * len(names))
+        for index, name in enumerate(names):
             http, raft = f"127.0.0.1:{ports[2 * index]}", f"127.0.0.1:{ports[2 * index + 1]}"
-            self.coordinators.append(Coordinator(each, http, raft, self.folder / f"{each}.toml"))
-        if len(ids) > 1:
-            make_certificates(self.folder / "tls", {coordinator_id(each): ("127.0.0.1",) for each in ids})
+            self.coordinators.append(Coordinator(name, http, raft, self.folder / f"{name}.toml"))
+        if len(names) > 1:
+            make_certificates(self.folder / "tls", dict.fromkeys(names, ("127.0.0.1",)))
         for each in self.coordinators:
             each.config.write_text(self._config_text(each, policy), encoding="utf-8")
         (self.folder / "cleancut.json").write_text(
@@ -129,9 +128,9 @@ class LocalCluster:
         ]
         if len(self.coordinators) > 1:
             tls = self.folder / "tls"
-            text += ["[tls]", f"ca = {json.dumps(str(tls / 'ca.crt'))}"]
+            text += ["[tls]", f"ca = {json.dumps(str(tls / 'ca.pem'))}"]
             text += [
-                f"cert = {json.dumps(str(tls / f'{one.id}.crt'))}",
+                f"cert = {json.dumps(str(tls / f'{one.id}.pem'))}",
                 f"key = {json.dumps(str(tls / f'{one.id}.key'))}",
             ]
             for other in self.coordinators:

@@ -90,13 +90,14 @@ async def run(spec: Spec) -> int:
             store=spec.store,
             secret_file=spec.secret_file,
             targets=spec.targets,
-            messages=[tokens.Send] if spec.servers else [],
+            messages=[tokens.Send] if spec.servers else [bank.Delivered, bank.Order, bank.Transfer],
         ) as participant,
         asyncio.TaskGroup() as group,
     ):
         meter_task = group.create_task(meter.run())
         watch = group.create_task(_watch(participant, meter, stopped))
         reader = await _commands()
+        await participant.wait_member()
         _answer({"ready": spec.id})
         serve = group.create_task(_serve(participant, reader, meter, stopped))
         await stopped.wait()

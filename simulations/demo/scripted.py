@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigError, IllegalName, SnapshotError
-from protocol.ids import check_name
+from protocol.ids import check_name, cluster_name
 from protocol.storage import open_store
 from simulations.demo import summary
 from simulations.demo.process import Spec
@@ -188,7 +188,7 @@ async def run(
             case _:
                 await asyncio.sleep(command.number * TICK_SECONDS)
     numbers = await asyncio.gather(*epochs)
-    store = open_store(cluster.store, cluster.name)
+    store = open_store(cluster.store, cluster_name(cluster.name))
     keys = cluster.keys
     expected = sum(topology.servers.values())
     sums = [summary.sum_tokens(store, number, keys, expected=expected) for number in numbers]

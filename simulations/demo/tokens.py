@@ -34,7 +34,7 @@ class Server(Agent, kind="server"):
         super().__init__(name)
         self._initial = tokens
 
-    def on_start(self, ctx: Context) -> None:
+    async def on_start(self, ctx: Context) -> None:
         """Take the topology file's tokens."""
         self.tokens += self._initial
         self.begun = True
