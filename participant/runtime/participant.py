@@ -340,6 +340,16 @@ class Participant:
         return self._machine.session
 
     @property
+    def busy(self) -> bool:
+        """Whether a turn runs or can begin, or something waits to be sent in this turn of the loop."""
+        return self._tick_due or self._pump.busy
+
+    @property
+    def outgoing_bytes(self) -> int:
+        """Sent to other participants and not acknowledged yet."""
+        return self._machine.outgoing_bytes
+
+    @property
     def address(self) -> str:
         """Where peers reach this participant."""
         return self._wire.address

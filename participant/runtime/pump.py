@@ -171,7 +171,7 @@ class Pump:
             if mailbox:
                 self._enqueue(runner)
                 return
-        if host.wait_until > now:
+        if host.timers or host.wait_until:
             self._note_wake(runner)
 
     def _turn(self, runner: _Runner, now: int) -> bool:
@@ -226,7 +226,8 @@ class Pump:
     def _note_wake(self, runner: _Runner) -> None:
         """Have the runner looked at when its earliest timer or retry is due."""
         at = runner.host.next_wake()
-        if at is None or (runner.wake_at and runner.wake_at <= at):
+        # In the queue, it is looked at anyway, and again afterwards.
+        if at is None or runner.queued or (runner.wake_at and runner.wake_at <= at):
             return
         runner.wake_at = at
         self._wake_ordinal += 1
@@ -319,6 +320,8 @@ class Pump:
             self.turns += 1
             self._committed(runner, result)
         self._enqueue(runner)
+        if runner.host.timers:
+            self._note_wake(runner)
         self._sink.wake()
 
 

@@ -34,6 +34,11 @@ class MemoryHub:
         self._ends: dict[str, MemoryTransport] = {}
         self._cut: set[tuple[str, str]] = set()
 
+    @property
+    def carrying(self) -> bool:
+        """Whether frames are on their way; those that a fault holds back are not counted."""
+        return any(end.holds_frames for end in self._ends.values())
+
     def disconnect(self, one: str, other: str, reason: str = "cut by the test") -> None:
         """Break the connection of two participants until `connect`."""
         self._cut.add((one, other))
@@ -145,6 +150,11 @@ class MemoryTransport:
     def statistics(self) -> dict[str, int]:
         """Frames since the start."""
         return dict(self._counts)
+
+    @property
+    def holds_frames(self) -> bool:
+        """Whether frames have arrived that the sink has not seen yet."""
+        return bool(self._inbox)
 
     def arrive(self, frame: bytes) -> None:
         """The hub brings a frame: one call of the loop takes all that came since the last."""
