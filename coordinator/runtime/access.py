@@ -12,6 +12,7 @@ the very host that was asked.
 from __future__ import annotations
 
 import ipaddress
+import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from protocol.keys import ClusterKeys, Role
+
+log = logging.getLogger("cleancut.access")
 
 READ: Final = frozenset({"viewer", "operator"})
 WRITE: Final = frozenset({"operator"})
@@ -89,7 +92,13 @@ def access_middleware(keys: ClusterKeys, hosts: Iterable[str], counts: AccessCou
             )
         roles = allowed_roles(request)
         if roles:
-            request[ROLE_KEY] = _checked_role(request, keys, roles, refuse)
+            role = _checked_role(request, keys, roles, refuse)
+            request[ROLE_KEY] = role
+            if request.method not in {"GET", "HEAD"}:
+                # Who changed what, for the record: every coordinator that a write passes through says so.
+                log.info(
+                    "write %s %s by %s from %s", request.method, request.rel_url.raw_path[:200], role, request.remote
+                )
         return await handler(request)
 
     return check_access

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Final, Protocol
 from aiohttp import WSMsgType, web
 
 from coordinator.runtime.answers import ApiError
+from coordinator.runtime.orders import OrderEncoder
 from protocol.errors import MalformedFrame
 from protocol.limits import CONTROL_BYTES_MAX, MIB, PARTICIPANTS_MAX
-from protocol.messages import Register, Registered, RegisterRefused, decode_to_coordinator, encode_control
+from protocol.messages import Register, Registered, RegisterRefused, decode_to_coordinator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,6 +151,7 @@ class ParticipantHub:
         self._clock = clock
         self._connections: dict[int, Connection] = {}
         self._by_session: dict[int, Connection] = {}
+        self._orders = OrderEncoder()
         self._numbers = 0
         self._ending = False
         self.counts: dict[str, int] = {
@@ -179,13 +181,13 @@ class ParticipantHub:
                     older.close(CLOSE_REPLACED, "the session goes on on a newer connection")
                 found.session = session
                 self._by_session[session] = found
-                found.put(encode_control(message))
+                found.put(self._orders.encode(message))
             case RegisterRefused(code=code):
                 self.counts["not_leader" if code == "not-leader" else "refused"] += 1
-                found.put(encode_control(message))
+                found.put(self._orders.encode(message))
                 found.close(CLOSE_NOT_LEADER if code == "not-leader" else CLOSE_REFUSED, code)
             case _:
-                found.put(encode_control(message))
+                found.put(self._orders.encode(message))
         return True
 
     def send_to_session(self, session: int, message: ToParticipant) -> bool:

@@ -96,8 +96,8 @@ class Historian:
                 details = {"epoch": result["epoch"], "reason": command.reason, "members": result.get("members")}
                 yield "epoch-started", details
             case ReportsCommand():
-                for outcome in result.get("outcomes", []):
-                    yield "epoch-reported", outcome
+                for details in _by_epoch(result.get("outcomes", [])):
+                    yield "epoch-reported", details
             case AbortCommand():
                 yield "epoch-aborted", self._aborted(command.epoch)
             case SealCommand():
@@ -126,6 +126,18 @@ class Historian:
                 "in_flight": record.in_flight,
             }
         return details
+
+
+def _by_epoch(outcomes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One event per epoch and entry, not per report: an entry of a large cluster holds a hundred of them."""
+    told: dict[int, dict[str, Any]] = {}
+    for each in outcomes:
+        details = told.setdefault(each["epoch"], {"epoch": each["epoch"], "participants": []})
+        if each["outcome"] == "accepted":
+            details["participants"].append(each["participant"])
+        else:
+            details[each["outcome"]] = details.get(each["outcome"], 0) + 1
+    return [details for _, details in sorted(told.items())]
 
 
 def _shown(value: object) -> str:

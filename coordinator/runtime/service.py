@@ -27,6 +27,7 @@ from coordinator.runtime.events import EventLog
 from coordinator.runtime.history import Historian
 from coordinator.runtime.home import DataDir
 from coordinator.runtime.logs import set_up_logs
+from coordinator.runtime.raft.config import is_loopback
 from protocol.errors import ConfigError, SnapshotError, StoreError
 from protocol.keys import ClusterKeys, read_secret
 
@@ -308,6 +309,8 @@ async def serve(config: CoordinatorConfig) -> int:
         address = await service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.end)
+        if not is_loopback(config.http.host):
+            log.warning("the API at %s speaks HTTP: tokens can be read on the way unless a proxy adds TLS", address)
         print(f"coordinator {config.id} of {config.cluster} ready at http://{address}", flush=True)  # noqa: T201
         code = await service.run_until_ended()
         log.info("ended")

@@ -81,10 +81,11 @@ async def test_an_epoch_is_told_step_by_step_and_shown_as_it_stands(log):
         "topology-changed",
         "epoch-started",
         "epoch-reported",
-        "epoch-reported",
         "epoch-sealed",
         "epoch-committed",
     ]
+    told = log.events.since(0)[1][5]
+    assert (told["epoch"], told["participants"]) == (1, ["p1", "p2"])
     last = log.events.since(0)[1][-1]
     assert (last["epoch"], last["duration_ms"], last["at_ms"]) == (1, 9, 5_000)
     shown = epoch_full(log.ledger.epoch(1))
