@@ -33,7 +33,7 @@ import typing
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args, get_origin
 
 from participant.codec import is_message_type
-from participant.failure import DeadLetter, FailurePolicy, Retry, Stop
+from participant.failure import DeadLetter, Retry, Stop
 from participant.serializers import SERIALIZERS
 from participant.state import AgentState, Field, Serializer, whole_cell
 from protocol.ids import AgentId, agent_id, check_name
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from participant.context import Context
+    from participant.failure import FailurePolicy
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -104,8 +105,15 @@ class Agent:
     kind: ClassVar[str] = ""
     state_version: ClassVar[int] = 1
     serializer: ClassVar[Serializer] = "msgpack"
-    failure: ClassVar[FailurePolicy] = Retry(attempts=3, then=DeadLetter())
-    """What happens to a message whose handler raised."""
+    if TYPE_CHECKING:
+
+        @property
+        def failure(self) -> FailurePolicy:
+            """What happens to a message whose handler raised; a class attribute, ``failure = Retry(attempts=5)``."""
+
+    else:
+        # A property for type checkers: a subclass may then set any of the policies without an annotation.
+        failure = Retry(attempts=3, then=DeadLetter())
 
     __cleancut_fields__: ClassVar[Mapping[str, Field[Any]]] = {}
     __cleancut_handlers__: ClassVar[Mapping[type, Handler]] = {}
@@ -134,10 +142,9 @@ class Agent:
             cls.serializer = serializer
         if cls.serializer not in SERIALIZERS:
             raise TypeError(f"{cls.__qualname__}: serializer {cls.serializer!r} is none of {', '.join(SERIALIZERS)}")
-        if not isinstance(cls.failure, Retry | DeadLetter | Stop):
-            raise TypeError(
-                f"{cls.__qualname__}.failure is {cls.failure!r}; it must be Retry(...), DeadLetter() or Stop()"
-            )
+        policy: object = cls.failure
+        if not isinstance(policy, Retry | DeadLetter | Stop):
+            raise TypeError(f"{cls.__qualname__}.failure is {policy!r}; it must be Retry(...), DeadLetter() or Stop()")
         cls.__cleancut_captures__ = _captures(cls)
         cls.__cleancut_fields__ = _fields(cls)
         cls.__cleancut_handlers__ = _handlers(cls, sys._getframe(1).f_locals)  # noqa: SLF001 - as typing.NamedTuple does
