@@ -130,11 +130,11 @@ def size(count: object) -> str:
 
 
 def span(milliseconds: object) -> str:
-    """A duration: ``340 ms``, ``12.4 s``, ``3 min 05 s``, ``2 h 10 min``; "" where there is none."""
+    """A duration: ``0.3 ms``, ``340 ms``, ``12.4 s``, ``3 min 05 s``, ``2 h 10 min``; "" where there is none."""
     if not isinstance(milliseconds, int | float):
         return ""
     if milliseconds < 1000:
-        return f"{milliseconds:.0f} ms"
+        return f"{milliseconds:.1f} ms" if 0 < milliseconds < 9.95 and milliseconds % 1 else f"{milliseconds:.0f} ms"
     seconds = milliseconds / 1000
     if seconds < 60:
         return f"{seconds:.1f} s"

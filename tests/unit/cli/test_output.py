@@ -61,6 +61,9 @@ def test_sizes(count: object, shown: str) -> None:
     ("milliseconds", "shown"),
     [
         (0, "0 ms"),
+        (3, "3 ms"),
+        (0.31, "0.3 ms"),
+        (9.96, "10 ms"),
         (999, "999 ms"),
         (1000, "1.0 s"),
         (59_949, "59.9 s"),
