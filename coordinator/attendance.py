@@ -149,6 +149,8 @@ class Attendance:
         attendee = self._by_session.get(session)
         if version == self._topology and attendee is not None and attendee.connection is not None:
             self._not_ready.pop(session, None)
+            # It has been able to; should it be disconnected later, its lease decides, as everybody's.
+            attendee.newcomer = False
 
     def not_ready(self) -> list[int]:
         """Sessions of members that an epoch would have to wait for before it could even start."""

@@ -441,6 +441,21 @@ def test_newcomer_that_never_accepts_the_topology_is_lost_and_holds_up_nobody_fo
     assert world.ledger.state.committed > stuck
 
 
+def test_newcomer_that_has_accepted_and_reconnects_much_later_keeps_its_session():
+    """Only a newcomer that never accepted holds up everybody; later, the lease alone decides."""
+    world = cluster("a", "b", policy=EVERY_SECOND)
+    c = world.add("c")
+    world.run(TOPOLOGY_ACCEPT_NS / SECOND + 5)
+    session = world.ledger.state.participants["c"].session
+    c.disconnect()
+    world.run(LEASE_NS / SECOND / 3)
+    assert world.ledger.state.participants["c"].state == "member", world.ledger.state.participants["c"].cause
+    c.connect()
+    world.run(2)
+    assert world.ledger.state.participants["c"].session == session
+    assert world.ledger.state.participants["c"].state == "member"
+
+
 def test_many_joins_at_once_make_few_topology_versions():
     world = cluster(*[f"p{i:02}" for i in range(40)])
     assert len(world.ledger.state.topology.members) == 40
