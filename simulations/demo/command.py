@@ -125,8 +125,7 @@ async def _whole(
     broker = None
     try:
         say(f"a cluster in {folder}")
-        policy = {"kind": "manual", "deadline_ms": scripted.DEADLINE_MS}
-        await asyncio.to_thread(cluster.prepare, policy)
+        await asyncio.to_thread(cluster.prepare, scripted.POLICY)
         setting = "websocket"
         if transport == "mqtt":
             (folder / "broker").mkdir()

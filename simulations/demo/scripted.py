@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.01
 SERVERS_MAX = 64
-DEADLINE_MS = 20_000
+POLICY = {"kind": "manual", "pause_ms": 0, "deadline_ms": 20_000, "max_concurrent": 4}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +144,8 @@ async def run(
 ) -> list[summary.EpochSums]:
     """One process per server; obey the script; verify and count every cut.
 
-    A snapshot begins while the script goes on: the sends after it race with its markers, as in the original.
+    A snapshot has begun when the script goes on, and no more: the sends after it race with its markers, and snapshots may
+    overlap, as in the original. Where the original lets one server begin, every member is told to.
 
     Returns:
         One entry per snapshot of the script, in order.
@@ -167,7 +168,7 @@ async def run(
     ]
     await asyncio.gather(*(cluster.start_participant(spec) for spec in specs))
     say(f"{len(specs)} servers are members; {len(topology.channels)} channels")
-    epochs: list[asyncio.Task[int]] = []
+    numbers: list[int] = []
     for command in script:
         match command.verb:
             case "send":
@@ -182,12 +183,12 @@ async def run(
                 if "error" in answer:
                     raise SnapshotError(f"{command.source} cannot send: {answer['error']}")
             case "snapshot":
-                before = epochs[-1] if epochs else None
-                epochs.append(asyncio.create_task(_epoch(cluster, command.source, before)))
-                await asyncio.sleep(0)
+                document = await cluster.call("POST", "/v1/epochs", {"reason": f"snapshot {command.source}"})
+                numbers.append(int(document["epoch"]))
             case _:
                 await asyncio.sleep(command.number * TICK_SECONDS)
-    numbers = await asyncio.gather(*epochs)
+    for number in numbers:
+        await _wait_committed(cluster, number)
     store = open_store(cluster.store, cluster_name(cluster.name))
     keys = cluster.keys
     expected = sum(topology.servers.values())
@@ -197,10 +198,13 @@ async def run(
     return sums
 
 
-async def _epoch(cluster: LocalCluster, server: str, before: asyncio.Task[int] | None) -> int:
-    if before is not None:
-        await asyncio.wait([before])
-    document = await cluster.call("POST", "/v1/epochs", {"reason": f"snapshot {server}", "wait": True})
-    if document["state"] != "committed":
-        raise SnapshotError(f"epoch {document['epoch']} did not commit: {document.get('abort')}")
-    return int(document["epoch"])
+async def _wait_committed(cluster: LocalCluster, epoch: int) -> None:
+    while True:
+        document = await cluster.call("GET", f"/v1/epochs/{epoch}")
+        match document["state"]:
+            case "committed":
+                return
+            case "aborted":
+                raise SnapshotError(f"epoch {epoch} did not commit: {document.get('abort')}")
+            case _:
+                await asyncio.sleep(TICK_SECONDS)
