@@ -130,14 +130,16 @@ def _store_here(session: Session) -> Iterator[Check]:
         return
     folder = Path(where.removeprefix("file://").removeprefix("file:"))
     if not folder.is_dir():
-        yield Check(name="store", ok=False, detail=f"{folder} is not a folder", hint="mount or create it")
+        yield Check(name="store from here", ok=False, detail=f"{folder} is not a folder", hint="mount or create it")
         return
     if not os.access(folder, os.W_OK | os.X_OK):
-        yield Check(name="store", ok=False, detail=f"{folder} is not writable for this user", hint="check its owner")
+        yield Check(
+            name="store from here", ok=False, detail=f"{folder} is not writable for this user", hint="check its owner"
+        )
         return
     free = shutil.disk_usage(folder).free
     yield Check(
-        name="store",
+        name="store from here",
         ok=free >= FREE_BYTES_MIN,
         detail=f"{folder}, {size(free)} free",
         hint="" if free >= FREE_BYTES_MIN else "free some space; epochs abort on a full disk and go on by themselves",

@@ -372,10 +372,11 @@ def _tell_state(document: Any) -> None:  # noqa: ANN401 - JSON
     say(f"{field(document, 'agent')}, state version {field(document, 'state_version')}")
     fields = field(document, "fields")
     for name, value in fields.items() if isinstance(fields, dict) else ():
-        say(f"  {name}:")
-        # ASCII with escapes line by line: nothing in a value can reach the terminal.
-        for line in json.dumps(value, indent=2, ensure_ascii=True).splitlines():
-            say(f"    {line}")
+        # ASCII with escapes, line by line: nothing in a value can reach the terminal.
+        lines = json.dumps(value, indent=2, ensure_ascii=True).splitlines()
+        say(f"  {name}: {lines[0]}")
+        for line in lines[1:]:
+            say(f"  {line}")
     for name in ("mailbox", "timers"):
         entries = items(document, name)
         say(f"  {name}: {len(entries) or 'empty'}")
