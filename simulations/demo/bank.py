@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
     from simulations.demo.cluster import LocalCluster
 
-POLICY = {"kind": "periodic", "interval_ms": 1000, "pause_ms": 100, "deadline_ms": 10_000, "tolerable_failures": 100}
+POLICY = {
+    "kind": "periodic",
+    "interval_ms": 1000,
+    "pause_ms": 100,
+    "deadline_ms": 10_000,
+    "tolerable_failures": 100,
+    "max_concurrent": 1,
+}
 KILL_WAIT_SECONDS = 15.0
 
 
@@ -160,7 +167,7 @@ async def _wait_no_open_epoch(cluster: LocalCluster) -> None:
 
 async def judge(cluster: LocalCluster, result: Result) -> list[summary.EpochSums]:
     """Verify every manifest offline and add each cut up; fill in `result`."""
-    document = await cluster.call("GET", "/v1/epochs?limit=1000")
+    document = await cluster.call("GET", "/v1/epochs?limit=1000&fresh=1")
     for epoch in document["epochs"]:
         if epoch["state"] == "aborted":
             result.epochs_aborted += 1
