@@ -5,7 +5,7 @@ Exits with 1 if our shell violated anything, with 2 if the stock library lost no
 
 from __future__ import annotations
 
-import time
+import time  # noqa: TID251 - CPU seconds for people
 
 import click
 
@@ -15,7 +15,7 @@ from simulations.raft.world import Outcome, run_schedule
 
 @click.group()
 def main() -> None:
-    """pysyncobj in a deterministic world, as it comes and inside our shell."""
+    """The library in a deterministic world, as it comes and inside our shell."""
 
 
 @main.command()
