@@ -77,6 +77,56 @@ async def until(condition: Callable[[], Any], what: str, seconds: float = PATIEN
         raise AssertionError(f"not within {seconds} s: {what}") from None
 
 
+class Line:
+    """A TCP connection's way from one coordinator to another, which can be cut in silence."""
+
+    def __init__(self, port: int, target: int) -> None:
+        self.port = port
+        self._target = target
+        self._open = asyncio.Event()
+        self._open.set()
+        self._writers: list[asyncio.StreamWriter] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
+
+    def cut(self) -> None:
+        """Nothing passes any more; nobody is told."""
+        self._open.clear()
+
+    def heal(self) -> None:
+        """What was open is reset, new connections pass."""
+        self._open.set()
+        for writer in self._writers:
+            writer.transport.abort()
+        self._writers.clear()
+
+    def close(self) -> None:
+        self.heal()
+        if self._server is not None:
+            self._server.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
+        try:
+            await self._open.wait()
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        self._writers.append(far_writer)
+        await asyncio.gather(self._carry(reader, far_writer), self._carry(far_reader, writer))
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                await self._open.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
 class Coordinator:
     """One process."""
 
@@ -134,7 +184,13 @@ class Cluster:
         self.secret_file.write_text(secrets.token_hex(32))
         self.keys = ClusterKeys.from_secret(read_secret(self.secret_file))
         names = [f"c{index + 1}" for index in range(count)]
-        ports = free_ports(2 * count)
+        ports = free_ports(2 * count + count * count)
+        self.lines: dict[tuple[str, str], Line] = {
+            (near, far): Line(ports[2 * count + i * count + j], ports[2 * j + 1])
+            for i, near in enumerate(names)
+            for j, far in enumerate(names)
+            if near != far
+        }
         if count > 1:
             make_certificates(folder / "tls", {coordinator_id(name): ("127.0.0.1",) for name in names})
         self.coordinators: list[Coordinator] = []
@@ -143,6 +199,14 @@ class Cluster:
             path.write_text(self._config(names, ports, index, policy, extra))
             self.coordinators.append(Coordinator(name, path, f"127.0.0.1:{ports[2 * index]}"))
         self.session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        await asyncio.gather(*(line.start() for line in self.lines.values()))
+        await asyncio.gather(*(each.start() for each in self.coordinators))
+
+    def lines_of(self, one: Coordinator) -> list[Line]:
+        """All ways between this coordinator and the others."""
+        return [line for pair, line in self.lines.items() if one.name in pair]
 
     def _config(self, names: list[str], ports: list[int], index: int, policy: dict[str, Any], extra: str) -> str:
         lines = [
@@ -164,9 +228,10 @@ class Cluster:
                 f'key = "tls/{names[index]}.key"',
             ]
             for other, name in enumerate(names):
+                line = self.lines.get((names[index], name))
                 lines += [
                     f"[peers.{name}]",
-                    f'raft = "127.0.0.1:{ports[2 * other + 1]}"',
+                    f'raft = "127.0.0.1:{line.port if line else ports[2 * other + 1]}"',
                     f'http = "127.0.0.1:{ports[2 * other]}"',
                 ]
         lines += ["[policy]", *(f"{key} = {json.dumps(value)}" for key, value in policy.items())]
@@ -234,11 +299,13 @@ async def cluster(
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
         made.session = session
         try:
-            await asyncio.gather(*(each.start() for each in made.coordinators))
+            await made.start()
             for each in made.coordinators:
                 assert each.ready, each.text()
             yield made
         finally:
+            for line in made.lines.values():
+                line.close()
             for each in made.coordinators:
                 if each.running:
                     assert each.process is not None

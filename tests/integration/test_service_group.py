@@ -137,15 +137,52 @@ async def test_a_leader_that_slept_steps_down_and_there_is_one_manifest(tmp_path
             finally:
                 leader.process.send_signal(signal.SIGCONT)
             record = await running.epoch(number, "committed", "aborted", at=new)
-            assert (await until(lambda: _leads(running, leader), "it follows"))["leader"] == new.name
+            assert (await until(lambda: _follows(running, leader), "it follows"))["leader"] == new.name
             assert len(manifests(running)) == (record["state"] == "committed")
             seen = {each.name: (await running.epoch(number, record["state"], at=each))["manifest"] for each in others}
             assert len(set(seen.values())) == 1
 
 
-async def _leads(running, one):
+async def _lets_go(running, one):
+    """Its status, once it does not lead."""
     status, document, headers = await running.call("GET", "/v1/status", at=one)
-    return document if status == 200 and headers["Cleancut-Leader"] == "0" and document["leader"] else None
+    return document if status == 200 and headers["Cleancut-Leader"] == "0" else None
+
+
+async def _follows(running, one):
+    """Its status, once it knows another one as leader."""
+    document = await _lets_go(running, one)
+    return document if document and document["leader"] else None
+
+
+async def test_a_leader_that_is_cut_off_from_the_others_lets_go_and_the_epoch_goes_on(tmp_path):
+    """Participants and clients still reach it: it must not keep them."""
+    async with cluster(tmp_path, 3, deadline_ms=20_000) as running:
+        leader = await running.leader()
+        others = [each for each in running.coordinators if each is not leader]
+        async with Scripted(running, "p1"), Scripted(running, "p2") as slow:
+            slow.answers = False
+            number = (await trigger(running, at=leader, wait=False))["epoch"]
+            order = await until(lambda: slow.orders and slow.orders[-1], "p2 has the start order")
+            for line in running.lines_of(leader):
+                line.cut()
+            begun = asyncio.get_running_loop().time()
+            await until(lambda: _lets_go(running, leader), "it lets go")
+            # `slow` timing: 1.2 s without a quorum, and what this machine takes.
+            assert asyncio.get_running_loop().time() - begun < 4
+            status, document, _ = await running.call("GET", "/v1/status?fresh=1", at=leader)
+            assert status == 503, document
+            status, document, _ = await running.call("POST", "/v1/epochs", {}, at=leader)
+            assert status == 503, document
+            again = await until(
+                lambda: slow.orders[-1].term > order.term and slow.orders[-1], "the next leader's order"
+            )
+            await slow.report(again)
+            record = await running.epoch(number, "committed", at=others[0])
+            for line in running.lines_of(leader):
+                line.heal()
+            assert (await running.epoch(number, "committed", at=leader))["manifest"] == record["manifest"]
+            assert manifests(running) == [manifest_key(number)]
 
 
 async def test_followers_answer_reads_and_pass_writes_on(tmp_path):
@@ -183,7 +220,7 @@ async def test_a_follower_points_participants_to_the_leader(tmp_path):
     async with cluster(tmp_path, 3) as running:
         leader = await running.leader()
         follower = next(each for each in running.coordinators if each is not leader)
-        await until(lambda: _leads(running, follower), "the follower knows the leader")
+        await until(lambda: _follows(running, follower), "the follower knows the leader")
         headers = {"Authorization": f"Bearer {running.keys.token('participant')}"}
         async with (
             aiohttp.ClientSession() as session,
