@@ -278,6 +278,8 @@ class Leader:
             case ("register", participant):
                 for session in self._registry.registered(participant, result, now):
                     self._keeper.brief(session, now)
+            case ("announce", participant):
+                self._registry.announced(participant, result)
             case ("mark-lost", session):
                 self._registry.lost(int(session))
             case ("leave", session):

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from coordinator.ledger import LeaveCommand, MarkLostCommand, RegisterCommand, TopologyCommand
+from coordinator.ledger import AnnounceCommand, LeaveCommand, MarkLostCommand, RegisterCommand, TopologyCommand
 from coordinator.ledger.commands import command_bytes, sentence, word
 from coordinator.ledger.records import JOINING
 from protocol.errors import IllegalName
 from protocol.ids import Instant, agent_id, check_name, participant_id
 from protocol.limits import (
     ADDRESS_CHARS_MAX,
+    AGENTS_PER_PARTICIPANT_MAX,
     BOOT_ID_CHARS_MAX,
     COMMAND_BYTES_MAX,
     TOPOLOGY_ACCEPT_NS,
@@ -45,6 +46,10 @@ if TYPE_CHECKING:
     from coordinator.attendance import Attendee
     from coordinator.desk import Desk
     from coordinator.ledger import ParticipantRecord, Result
+
+
+_STAMP_BYTES = 256
+"""What id, term and numbers add to the command that is measured, at most."""
 
 
 class Registry:
@@ -118,19 +123,44 @@ class Registry:
             if desk.proposals.full:
                 return
             del self._waiting[connection]
-            command = self._command(message)
-            if command_bytes(command) > COMMAND_BYTES_MAX:
-                self._refuse(
-                    connection,
-                    "full",
-                    f"registration of {len(message.agents)} agents takes {command_bytes(command)} bytes; "
-                    f"{COMMAND_BYTES_MAX} fit: spread the agents over more participants",
-                )
-                continue
             self._proposed[message.participant] = (connection, message)
-            desk.propose(("register", message.participant), command)
+            self._propose_next_part(message, 0)
 
-    def _command(self, message: Register) -> RegisterCommand:
+    def announced(self, participant: str, result: Result) -> None:
+        """A part of a long list of agents is in the ledger: on with the next."""
+        connection, message = self._proposed[participant]
+        if result["ok"]:
+            self._propose_next_part(message, int(result["announced"]))
+            return
+        del self._proposed[participant]
+        if self._desk.attendance.is_open(connection):
+            self._refuse(connection, str(result["code"]), str(result["sentence"]))
+
+    def _propose_next_part(self, message: Register, offset: int) -> None:
+        """Register, if what is left of the agents fits one entry; else announce as many as fit."""
+        desk = self._desk
+        agents = tuple(sorted(message.agents))
+        rest = agents[offset:]
+        frame = msgspec.structs.replace(self._command_for_check(message), agents=())
+        fit = _that_fit(rest, COMMAND_BYTES_MAX - _STAMP_BYTES - command_bytes(frame))
+        if fit == len(rest):
+            desk.propose(("register", message.participant), self._command(message, rest, offset))
+            return
+        stamp = desk.proposals.stamp()
+        desk.propose(
+            ("announce", message.participant),
+            AnnounceCommand(
+                id=stamp.id,
+                done=stamp.done,
+                term=desk.term,
+                participant=message.participant,
+                boot_id=message.boot_id,
+                offset=offset,
+                agents=rest[:fit],
+            ),
+        )
+
+    def _command(self, message: Register, agents: tuple[str, ...], announced: int) -> RegisterCommand:
         stamp = self._desk.proposals.stamp()
         return RegisterCommand(
             id=stamp.id,
@@ -139,7 +169,8 @@ class Registry:
             participant=message.participant,
             boot_id=message.boot_id,
             address=message.address,
-            agents=tuple(sorted(set(message.agents))),
+            agents=agents,
+            announced=announced,
             agent_versions=message.agent_versions,
             targets=message.targets,
             build=word(message.build),
@@ -172,10 +203,15 @@ class Registry:
             return "bad-name", f"address {ascii(message.address)[:80]} is not one"
         if len(set(message.agents)) != len(message.agents):
             return "bad-name", "an agent is named twice"
+        if len(message.agents) > AGENTS_PER_PARTICIPANT_MAX:
+            return "full", f"{len(message.agents)} agents; at most {AGENTS_PER_PARTICIPANT_MAX} are taken"
         try:
-            msgspec.convert(msgspec.to_builtins(self._command_for_check(message)), RegisterCommand)
+            command = msgspec.convert(msgspec.to_builtins(self._command_for_check(message)), RegisterCommand)
         except (msgspec.ValidationError, OverflowError) as error:
             return "bad-name", f"registration cannot be recorded: {error}"
+        rest = command_bytes(msgspec.structs.replace(command, agents=()))
+        if rest > COMMAND_BYTES_MAX // 2:
+            return "full", f"targets and agent kinds take {rest} bytes; {COMMAND_BYTES_MAX // 2} fit: name no targets"
         return None
 
     def _command_for_check(self, message: Register) -> RegisterCommand:
@@ -376,6 +412,15 @@ def _resumes(known: ParticipantRecord, message: Register) -> bool:
         and known.agent_versions == message.agent_versions
         and known.build == word(message.build)
     )
+
+
+def _that_fit(agents: tuple[str, ...], size: int) -> int:
+    """How many of these ids fit into so many bytes of JSON."""
+    for i, agent in enumerate(agents):
+        size -= len(agent) + 3  # quotes and comma
+        if size < 0:
+            return i
+    return len(agents)
 
 
 def _listed(names: list[str]) -> str:

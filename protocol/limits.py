@@ -66,6 +66,10 @@ COMMAND_BYTES_MAX: Final = 24 * KIB
 CLIENTS_REMEMBERED_MAX: Final = 1_024
 """Clients in the ledger's table of applied command ids; the longest unused goes first."""
 PARTICIPANTS_MAX: Final = 10_000
+AGENTS_PER_PARTICIPANT_MAX: Final = 20_000
+"""With ids of 100 characters this is 2 MB of the topology that every member is sent."""
+ANNOUNCED_MAX: Final = 16
+"""Participants whose long list of agents the ledger holds before they are registered; the oldest goes first."""
 PARTICIPANTS_ENDED_MAX: Final = 1_000
 """Lost and left participants that the ledger remembers; the oldest sessions go first."""
 EPOCH_MEMBER_ROWS_MAX: Final = 20_000

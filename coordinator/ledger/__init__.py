@@ -2,6 +2,7 @@
 
 from coordinator.ledger.commands import (
     AbortCommand,
+    AnnounceCommand,
     Command,
     CommandId,
     CommitCommand,
@@ -31,6 +32,7 @@ from coordinator.ledger.records import (
 __all__ = [
     "AbortCommand",
     "AbortRecord",
+    "AnnounceCommand",
     "Command",
     "CommandId",
     "CommitCommand",

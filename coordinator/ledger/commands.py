@@ -75,6 +75,17 @@ class ConfigureCommand(CommandBase, frozen=True, kw_only=True, tag="configure"):
     policy: PolicySettings
 
 
+class AnnounceCommand(CommandBase, frozen=True, kw_only=True, tag="announce"):
+    """Part of a list of agents that is too long for one entry; the `RegisterCommand` that follows makes use of it."""
+
+    kind: ClassVar[str] = "announce"
+    participant: Name
+    boot_id: BootId
+    offset: Count
+    """Agents announced before this part; 0 begins anew."""
+    agents: Annotated[tuple[AgentName, ...], msgspec.Meta(min_length=1)]
+
+
 class RegisterCommand(CommandBase, frozen=True, kw_only=True, tag="register"):
     """A participant asks for a session; the same boot id gets its session again."""
 
@@ -83,6 +94,8 @@ class RegisterCommand(CommandBase, frozen=True, kw_only=True, tag="register"):
     boot_id: BootId
     address: Annotated[str, msgspec.Meta(max_length=512)] = ""
     agents: tuple[AgentName, ...] = ()
+    announced: Count = 0
+    """Number of further agents, announced before."""
     agent_versions: dict[Name, Count] = {}
     targets: tuple[Name, ...] | None = None
     build: Word = ""
@@ -203,6 +216,7 @@ class CommitCommand(CommandBase, frozen=True, kw_only=True, tag="commit"):
 Command: TypeAlias = (
     LeadCommand
     | ConfigureCommand
+    | AnnounceCommand
     | RegisterCommand
     | MarkLostCommand
     | LeaveCommand

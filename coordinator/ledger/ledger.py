@@ -21,7 +21,8 @@ Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., 
 ``id-taken``            another process holds the participant's live session
 ``agent-taken``         a live participant hosts that agent
 ``fenced``              the session, or the incarnation, is not one that can go on
-``full``                `PARTICIPANTS_MAX` are live
+``full``                `PARTICIPANTS_MAX` are live, or a participant has more agents than are taken
+``not-announced``       the announcement that this one goes on from is not there (any more): begin anew
 ``unknown``             no such session or epoch
 ``ended``               the session or epoch has ended already
 ``epoch-open``          open epochs forbid it; ``epoch`` names the oldest
@@ -51,6 +52,7 @@ from blake3 import blake3
 from coordinator.ledger.commands import (
     COMMAND_VERSION,
     AbortCommand,
+    AnnounceCommand,
     Command,
     CommitCommand,
     ConfigureCommand,
@@ -77,6 +79,7 @@ from coordinator.ledger.records import (
     SEALED,
     STARTED,
     AbortRecord,
+    AnnouncedRecord,
     ClientRecord,
     EpochRecord,
     LedgerState,
@@ -87,6 +90,8 @@ from coordinator.ledger.records import (
 from coordinator.policy import UNCOUNTED_PHASES, PolicySettings
 from protocol.errors import RecoveryError
 from protocol.limits import (
+    AGENTS_PER_PARTICIPANT_MAX,
+    ANNOUNCED_MAX,
     CLIENTS_REMEMBERED_MAX,
     COMMAND_BYTES_MAX,
     EPOCH_HISTORY_MAX,
@@ -300,6 +305,8 @@ class Ledger:
                 return self._lead(command)
             case ConfigureCommand():
                 return self._configure(command)
+            case AnnounceCommand():
+                return self._announce(command)
             case RegisterCommand():
                 return self._register(command)
             case MarkLostCommand():
@@ -336,7 +343,35 @@ class Ledger:
 
     # --- participants -----------------------------------------------------------------------------------------------
 
+    def _announce(self, command: AnnounceCommand) -> Result:
+        state = self.state
+        known = state.announced.get(command.participant)
+        if command.offset + len(command.agents) > AGENTS_PER_PARTICIPANT_MAX:
+            return _no("full", f"more than {AGENTS_PER_PARTICIPANT_MAX} agents on {command.participant}")
+        if command.offset == 0:
+            state.announcements += 1
+            known = AnnouncedRecord(boot_id=command.boot_id, number=state.announcements)
+            state.announced[command.participant] = known
+            if len(state.announced) > ANNOUNCED_MAX:
+                del state.announced[min(state.announced, key=lambda name: state.announced[name].number)]
+        elif known is None or known.boot_id != command.boot_id or len(known.agents) != command.offset:
+            return _no("not-announced", f"no {command.offset} agents of {command.participant} are announced")
+        known.agents = (*known.agents, *command.agents)
+        return _yes(announced=len(known.agents))
+
     def _register(self, command: RegisterCommand) -> Result:
+        """Decide on a session; one that is given uses up what was announced for it."""
+        if command.announced:
+            announced = self.state.announced.get(command.participant)
+            if announced is None or announced.boot_id != command.boot_id or len(announced.agents) != command.announced:
+                return _no("not-announced", f"{command.announced} agents of {command.participant} are not announced")
+            command = msgspec.structs.replace(command, agents=(*announced.agents, *command.agents))
+        result = self._decide(command)
+        if result["ok"]:
+            self.state.announced.pop(command.participant, None)
+        return result
+
+    def _decide(self, command: RegisterCommand) -> Result:
         state = self.state
         known = state.participants.get(command.participant)
         if command.incarnation > state.incarnation:

@@ -62,6 +62,15 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
         return Member(id=self.id, session=self.session, address=self.address, agents=self.agents, targets=self.targets)
 
 
+class AnnouncedRecord(msgspec.Struct, kw_only=True):
+    """Agents of a participant that has not registered yet."""
+
+    boot_id: str
+    number: int
+    """Announcements begun before this one: the oldest is forgotten first."""
+    agents: tuple[str, ...] = ()
+
+
 class TopologyRecord(msgspec.Struct, kw_only=True):
     """The current topology."""
 
@@ -170,6 +179,9 @@ class LedgerState(msgspec.Struct, kw_only=True):
     failures: int = 0
     """Epochs aborted in a row for a reason that counts (`coordinator.policy`)."""
     participants: dict[str, ParticipantRecord] = {}
+    announced: dict[str, AnnouncedRecord] = {}
+    announcements: int = 0
+    """Begun so far."""
     topology: TopologyRecord = msgspec.field(default_factory=TopologyRecord)
     epoch: int = 0
     """Newest epoch started; numbers only grow (I10)."""

@@ -23,7 +23,7 @@ from coordinator.machine import Leader
 from coordinator.policy import PolicySettings
 from protocol.digests import digest
 from protocol.ids import Instant
-from protocol.limits import COMMAND_BYTES_MAX, LEASE_NS, TOPOLOGY_ACCEPT_NS
+from protocol.limits import AGENTS_PER_PARTICIPANT_MAX, COMMAND_BYTES_MAX, LEASE_NS, TOPOLOGY_ACCEPT_NS
 from protocol.messages import (
     AbortEpoch,
     EpochCommitted,
@@ -396,7 +396,8 @@ def test_agent_that_another_live_participant_hosts_is_refused():
         ({"session": -5}, "bad-name"),
         ({"incarnation": 7}, "fenced"),
         ({"session": 44}, "fenced"),
-        ({"agents": tuple(f"worker/{'y' * 50}-{i}" for i in range(1000))}, "full"),
+        ({"agents": tuple(f"worker/y{i}" for i in range(AGENTS_PER_PARTICIPANT_MAX + 1))}, "full"),
+        ({"targets": tuple(f"{'y' * 50}-{i}" for i in range(1000))}, "full"),
     ],
 )
 def test_registration_that_is_not_in_order_is_refused_with_a_code(changes, code):
@@ -470,6 +471,33 @@ def test_resumed_sessions_put_nothing_into_the_log():
     length = len(world.log)
     world.run(until=world.ready)
     assert len(world.log) == length + 1, "only the new leader's own entry"
+
+
+def test_participant_with_thousands_of_agents_registers_in_parts_that_each_fit():
+    world = cluster("a")
+    agents = tuple(f"worker/{'y' * 50}-{i:04}" for i in range(3000))
+    before = len(world.log)
+    world.add("b", agents=agents)
+    world.fates["announce"] = "lose"
+    world.run(until=lambda: world.participants["b"].session and world.ready())
+    parts = [t for t in world.log[before:] if '"kind":"announce"' in t]
+    assert len(parts) >= 7
+    assert all(len(t) <= COMMAND_BYTES_MAX for t in world.log)
+    assert world.ledger.state.participants["b"].agents == agents
+    assert world.ledger.state.announced == {}
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+
+
+def test_leader_that_dies_between_two_parts_leaves_an_announcement_that_the_next_one_begins_anew():
+    world = cluster("a")
+    agents = tuple(f"worker/{'y' * 50}-{i:04}" for i in range(3000))
+    world.add("b", agents=agents)
+    world.run(until=lambda: bool(world.ledger.state.announced))
+    world.kill(world.coordinators[0])
+    world.elect(world.coordinators[1])
+    world.run(until=lambda: world.participants["b"].session and world.ready())
+    assert world.ledger.state.participants["b"].agents == agents
 
 
 def test_start_before_anybody_is_a_member_is_refused():

@@ -6,6 +6,7 @@ import pytest
 
 from coordinator.ledger import (
     AbortCommand,
+    AnnounceCommand,
     CommitCommand,
     ConfigureCommand,
     LeadCommand,
@@ -334,6 +335,31 @@ def test_lost_participant_returns_with_a_new_process_only():
 
 def test_participant_of_a_later_incarnation_is_not_of_this_cluster():
     assert Log().register("a", incarnation=2)["code"] == "fenced"
+
+
+def test_announcement_is_used_by_its_own_process_only_and_must_be_whole():
+    log = Log()
+    parts = {"participant": "a", "boot_id": "boot-1"}
+    log.do(AnnounceCommand, **parts, offset=0, agents=("w/1", "w/2"))
+    assert log.do(AnnounceCommand, **parts, offset=1, agents=("w/3",))["code"] == "not-announced"
+    assert log.do(AnnounceCommand, **{**parts, "boot_id": "x"}, offset=2, agents=("w/3",))["code"] == "not-announced"
+    assert log.do(AnnounceCommand, **parts, offset=2, agents=("w/3",))["announced"] == 3
+    assert log.register("a", announced=2)["code"] == "not-announced"
+    assert log.register("a", boot="x", announced=3)["code"] == "not-announced"
+    assert log.register("a", announced=3)["ok"]
+    assert log.ledger.state.participants["a"].agents == ("w/1", "w/2", "w/3", "w/a")
+    assert log.register("b", announced=3)["code"] == "not-announced", "used up"
+
+
+def test_announcements_are_bounded_in_number_and_length(monkeypatch):
+    monkeypatch.setattr("coordinator.ledger.ledger.ANNOUNCED_MAX", 2)
+    monkeypatch.setattr("coordinator.ledger.ledger.AGENTS_PER_PARTICIPANT_MAX", 3)
+    log = Log()
+    for name in ("c", "b", "a"):
+        log.do(AnnounceCommand, participant=name, boot_id="x", offset=0, agents=("w/1", "w/2"))
+    assert sorted(log.ledger.state.announced) == ["a", "b"]
+    too_many = log.do(AnnounceCommand, participant="a", boot_id="x", offset=2, agents=("w/3", "w/4"))
+    assert too_many["code"] == "full"
 
 
 def test_agents_of_a_lost_participant_are_free():
