@@ -41,13 +41,15 @@ AGENTS_PER_STEP: Final = 16
 
 
 class FrozenAgent(NamedTuple):
-    """One agent at the cut; its state is behind the cut clock."""
+    """What an agent has at the cut beside its state, which is behind the cut clock."""
 
-    host: AgentHost
     mailbox: tuple[tuple[Any, bytes], ...]
     timers: tuple[tuple[int, int, Any, bytes], ...]
     running: bool
     dead: bool
+
+
+_IDLE: Final = FrozenAgent((), (), running=False, dead=False)
 
 
 class _SavedAgent(NamedTuple):
@@ -82,11 +84,7 @@ class Capturer:
         if epoch in self._frozen:
             raise LocalProtocolError(f"epoch {epoch} was frozen before")
         generation = self._clock.cut()
-        agents = [
-            FrozenAgent(host, tuple(host.mailbox), tuple(host.timers), host.turn is not None, host.dead)
-            for host in hosts
-        ]
-        frozen = Frozen(self, epoch, generation, self._since, self._saved, agents, tuple(unrouted), now)
+        frozen = Frozen(self, epoch, generation, self._since, self._saved, list(hosts), tuple(unrouted), now)
         self._frozen[epoch] = frozen
         return frozen
 
@@ -135,7 +133,7 @@ class Frozen:
         generation: int,
         since: int,
         before: dict[str, _SavedAgent],
-        agents: list[FrozenAgent],
+        hosts: list[AgentHost],
         unrouted: tuple[bytes, ...],
         now: int,
     ) -> None:
@@ -149,12 +147,18 @@ class Frozen:
         self.finished = False
         self.dropped = False
         self.state_bytes = 0
-        """Uncompressed bytes of the agents' part and of unrouted messages; known after `local_snapshot`."""
+        """Uncompressed bytes of the agents' part, known after `channel_slices`."""
         self.new_bytes = 0
         """Bytes of the packs made for it."""
         self._capturer = capturer
         self._before = before
-        self._agents = agents
+        self._hosts = hosts
+        self._busy = {
+            host.id: FrozenAgent(tuple(host.mailbox), tuple(host.timers), host.turn is not None, host.dead)
+            for host in hosts
+            if host.mailbox or host.timers or host.dead  # a running turn's message is in the mailbox
+        }
+        self._snapshots: list[AgentSnapshot] = []
         self._unrouted = unrouted
         self._unrouted_chunks: tuple[Chunk, ...] = ()
         self._now = now
@@ -173,10 +177,10 @@ class Frozen:
         """
         while not self.dropped and self._capturer.first_to_encode() is not self:
             yield None
-        for index, agent in enumerate(self._agents):
+        for index, host in enumerate(self._hosts):
             if self.dropped:
                 return
-            changed = yield from self._agent(agent)
+            changed = yield from self._agent(host)
             if changed or index % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
                 yield None
         self._unrouted_chunks = yield from self._steps(_array(self._unrouted, self._writer))
@@ -196,6 +200,11 @@ class Frozen:
                 self._channels[channel.source] = yield from self._steps(_items(channel.items, self._writer))
         self._writer.finish_pack()
         yield from self._packs()
+        self._writer.forget()
+        for index, host in enumerate(sorted(self._hosts, key=lambda host: host.id)):
+            self._snapshots.append(self._agent_snapshot(host))
+            if index % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
+                yield None
         self.finished = True
 
     def local_snapshot(
@@ -220,12 +229,11 @@ class Frozen:
                 digest=channel.digest,
                 items=len(channel.items),
                 messages=message_count(channel.items),
-                chunks=self._refs(self._channels.get(channel.source, ())),
+                chunks=tuple(chunk.ref() for chunk in self._channels.get(channel.source, ())),
             )
             for channel in sorted(channels, key=lambda channel: channel.source)
         )
-        agents = self.agent_snapshots()
-        unrouted = self._refs(self._unrouted_chunks)
+        unrouted = tuple(chunk.ref() for chunk in self._unrouted_chunks)
         return LocalSnapshot(
             cluster=cluster,
             participant=participant,
@@ -233,7 +241,7 @@ class Frozen:
             session=session,
             epoch=self.epoch,
             topology=topology,
-            agents=agents,
+            agents=self.agent_snapshots(),
             unrouted=unrouted,
             unrouted_count=len(self._unrouted),
             outgoing=tuple(sorted(outgoing, key=lambda cut: cut.target)),
@@ -243,15 +251,14 @@ class Frozen:
         )
 
     def agent_snapshots(self) -> tuple[AgentSnapshot, ...]:
-        """The agents' part, sorted by id."""
-        self.state_bytes = 0
-        return tuple(self._agent_snapshot(agent) for agent in sorted(self._agents, key=lambda agent: agent.host.id))
+        """The agents' part, sorted by id; after `channel_slices` is through."""
+        assert self.finished, "every chunk's pack must be known"
+        return tuple(self._snapshots)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    def _agent(self, agent: FrozenAgent) -> Generator[Pack | None, None, bool]:
+    def _agent(self, host: AgentHost) -> Generator[Pack | None, None, bool]:
         """Encode one agent; returns whether there was anything to do."""
-        host = agent.host
         before = self._before.get(host.id)
         known = before.cells if before is not None and before.host is host else {}
         cells: dict[str, SavedCell] = {}
@@ -267,7 +274,8 @@ class Frozen:
             if self._capturer.oldest_is(self.generation):
                 cell.forget(oldest_since, self.generation)
         self.saved[host.id] = _SavedAgent(host, cells)
-        if agent.mailbox or agent.timers:
+        agent = self._busy.get(host.id)
+        if agent is not None:
             worked = True
             mailbox = yield from self._steps(_array([data for _, data in agent.mailbox], self._writer))
             timers = yield from self._steps(_array(self._timers(agent), self._writer, len(agent.timers)))
@@ -295,8 +303,8 @@ class Frozen:
             self.new_bytes += len(pack.data)
             yield pack
 
-    def _agent_snapshot(self, agent: FrozenAgent) -> AgentSnapshot:
-        host = agent.host
+    def _agent_snapshot(self, host: AgentHost) -> AgentSnapshot:
+        agent = self._busy.get(host.id, _IDLE)
         mailbox, timers = self._mailboxes.get(host.id, ((), ()))
         fields = []
         for name, saved in self.saved[host.id].cells.items():

@@ -296,8 +296,12 @@ class KeyedState(Cell, MutableMapping[K, V]):
         """See `Cell`."""
         data, live = self.data, self.live
         source = self.writes if self.form is None else self.prepared
+        # As `Cell.note`, for many keys at once.
+        noted = self.clock.generation > 0
         changes = self.interval()
         keeps = self.clock.newest_open > self.read_through
+        if keeps:
+            self.holds_old = True
         for key, written in self.writes.items():
             old = data.get(key, MISSING)
             if written is DELETED:
@@ -314,7 +318,7 @@ class KeyedState(Cell, MutableMapping[K, V]):
                 data[key] = new
             if key in self.encodings:
                 live.pop(key, None)
-            if key not in changes:
+            if noted and key not in changes:
                 changes[key] = old if keeps else RELEASED
         if len(live) > LIVE_KEPT:
             live.clear()

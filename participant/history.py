@@ -67,7 +67,18 @@ class CutClock:
 class Cell:
     """One field of one agent: history by intervals. Subclasses hold the values."""
 
-    __slots__ = ("changes", "clock", "generation", "history", "name", "read_through", "spec", "state", "touched")
+    __slots__ = (
+        "changes",
+        "clock",
+        "generation",
+        "history",
+        "holds_old",
+        "name",
+        "read_through",
+        "spec",
+        "state",
+        "touched",
+    )
 
     def __init__(self, spec: Field[Any], state: AgentState) -> None:
         self.spec = spec
@@ -83,8 +94,10 @@ class Cell:
         """Cut that began the newest interval."""
         self.changes: dict[Any, Any] = {}
         """The newest interval: key -> value before its first change in it."""
-        self.history: list[tuple[int, dict[Any, Any]]] = []
-        """Older intervals, ascending: (cut that began it, changes)."""
+        self.holds_old = False
+        """The newest interval holds values, not only keys."""
+        self.history: list[tuple[int, dict[Any, Any], bool]] = []
+        """Older intervals, ascending: cut that began it, changes, whether it holds values."""
         self.read_through = clock.generation
         """Cuts up to this one need no old value of this field."""
 
@@ -109,20 +122,27 @@ class Cell:
         clock = self.clock
         if self.generation != clock.generation:
             if self.changes:
-                self.history.append((self.generation, self.changes))
+                self.history.append((self.generation, self.changes, self.holds_old))
             self.changes = {}
+            self.holds_old = False
             self.generation = clock.generation
         return self.changes
 
     def note(self, key: object, old: object) -> None:
         """Record that `key` is about to change from `old`."""
+        if not self.clock.generation:
+            return  # before the first cut nobody can ask what has changed
         changes = self.interval()
         if key not in changes:
-            changes[key] = old if self.clock.newest_open > self.read_through else RELEASED
+            if self.clock.newest_open > self.read_through:
+                changes[key] = old
+                self.holds_old = True
+            else:
+                changes[key] = RELEASED
 
     def past(self, generation: int, key: object) -> Any:  # noqa: ANN401 - a committed form
         """The value of `key` at a cut if it has changed since, else RELEASED."""
-        for began, changes in self.history:
+        for began, changes, _ in self.history:
             if began >= generation and key in changes:
                 return changes[key]
         if self.generation >= generation and key in self.changes:
@@ -132,7 +152,7 @@ class Cell:
     def changed(self, since: int, until: int) -> dict[Any, None]:
         """Keys changed between two cuts, in order of change."""
         keys: dict[Any, None] = {}
-        for began, changes in [*self.history, (self.generation, self.changes)]:
+        for began, changes, _ in [*self.history, (self.generation, self.changes, False)]:
             if since <= began < until:
                 keys.update(dict.fromkeys(changes))
         return keys
@@ -147,11 +167,17 @@ class Cell:
         self.read_through = max(self.read_through, read_through)
         if self.generation < before:
             self.changes = {}
+            self.holds_old = False
             self.generation = before
-        elif self.generation <= read_through and self.changes:
+        elif self.generation <= read_through and self.holds_old:
             self.changes = dict.fromkeys(self.changes, RELEASED)
-        kept: list[tuple[int, dict[Any, Any]]] = []
-        for began, changes in self.history:
-            if began >= before:
-                kept.append((began, changes if began > read_through else dict.fromkeys(changes, RELEASED)))
+            self.holds_old = False
+        kept: list[tuple[int, dict[Any, Any], bool]] = []
+        for began, changes, holds_old in self.history:
+            if began < before:
+                continue
+            if holds_old and began <= read_through:
+                kept.append((began, dict.fromkeys(changes, RELEASED), False))
+            else:
+                kept.append((began, changes, holds_old))
         self.history = kept

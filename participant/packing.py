@@ -80,6 +80,11 @@ class ChunkWriter:
             self.finish_pack()
         return chunk
 
+    def forget(self) -> None:
+        """No more chunks come: free what only `put` needs."""
+        assert not self._waiting, "a pack is not finished"
+        self._new = {}
+
     def finish_pack(self) -> None:
         """End the pack of the moment, if there is anything in it."""
         if not self._waiting:
