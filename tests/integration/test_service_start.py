@@ -145,3 +145,18 @@ async def test_log_lines_can_be_json(tmp_path):
         lines = [json.loads(line) for line in running.c1.text().splitlines()]
         assert lines[-1]["message"] == "ended"
         assert {line["coordinator"] for line in lines} == {"c1"}
+
+
+async def test_a_damaged_journal_is_not_started_from(tmp_path):
+    async with cluster(tmp_path) as running:
+        await running.leader()
+        await running.c1.end()
+        journal = max((tmp_path / "c1" / "raft").iterdir(), key=lambda path: path.stat().st_size)
+        data = bytearray(journal.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        journal.write_bytes(data)
+        code, said = await attempt(running)
+        assert code == 1
+        assert "cannot start: " in said
+        assert str(journal) in said
+        assert "Traceback" not in said
