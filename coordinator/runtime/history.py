@@ -14,6 +14,7 @@ import msgspec
 
 from coordinator.ledger import (
     AbortCommand,
+    AnnounceCommand,
     Command,
     CommitCommand,
     ConfigureCommand,
@@ -77,6 +78,8 @@ class Historian:
                 yield "leader-elected", {"leader": command.coordinator, "term": command.term}
             case ConfigureCommand():
                 yield "policy-changed", {"policy": command.policy.document()}
+            case AnnounceCommand():
+                pass  # a part of a registration, which is told when it is whole
             case RegisterCommand():
                 yield "participant-registered", {"participant": command.participant, "session": result.get("session")}
             case MarkLostCommand():

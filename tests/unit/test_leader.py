@@ -6,16 +6,24 @@ from coordinator.events import (
     AbortRequested,
     BecameLeader,
     CloseConnection,
+    CommandAmbiguous,
     CommandApplied,
+    CommandRefused,
+    CutAssembled,
+    CutRefused,
     Disconnected,
     EpochTriggered,
     LeaderKnown,
     LostLeadership,
+    ManifestFailed,
+    ManifestStored,
     MessageArrived,
     ParticipantConnected,
     PolicyChanged,
     Propose,
     Send,
+    SnapshotsUnreadable,
+    StoreManifest,
     TimerFired,
 )
 from coordinator.ledger import Ledger, encode_command, parse_result
@@ -27,8 +35,10 @@ from protocol.limits import AGENTS_PER_PARTICIPANT_MAX, COMMAND_BYTES_MAX, LEASE
 from protocol.messages import (
     AbortEpoch,
     EpochCommitted,
+    EpochFailed,
     EpochRequested,
     EpochSealed,
+    Fenced,
     Heartbeat,
     Leave,
     LocalReport,
@@ -782,3 +792,135 @@ def test_start_orders_name_the_seal_only_after_all_reports():
     world.run(1)
     kinds = [type(m) for m in world.participants["a"].received]
     assert kinds.index(StartEpoch) < kinds.index(EpochSealed) < kinds.index(EpochCommitted)
+
+
+# --- rare answers of the driver -------------------------------------------------------------------------------------
+
+
+def sealed_world():
+    """An epoch that is sealed, with a store that fails, so that it stays so."""
+    world = cluster("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "sealed")
+    world.store_fails = "EIO: input/output error"
+    return world
+
+
+def test_manifest_that_differs_from_the_sealed_one_is_never_written():
+    """I9: objects and entries are the same, so the bytes must be; a build that makes others has to stop there."""
+    world = sealed_world()
+    world.kill(world.coordinators[0])
+    world.elect(world.coordinators[1])
+    world.run(0.05)
+    leader = world.leader
+    wrong = CutAssembled(epoch=1, previous="", manifest=b"{}", digest=digest(b"{}"))
+    now = Instant(world.now)
+    effects = leader.machine.step(wrong, now)
+    assert not [e for e in effects if isinstance(e, StoreManifest)]
+    assert "but b3:" in " ".join(leader.machine.why(1, now)["sentences"])
+    world.store_fails = ""
+    world.run(until=lambda: world.state_of(1) == "committed")
+
+
+def test_object_of_a_sealed_epoch_that_rots_is_trouble_and_not_an_abort():
+    world = sealed_world()
+    world.kill(world.coordinators[0])
+    world.elect(world.coordinators[1])
+    world.run(0.05)
+    now = Instant(world.now)
+    rotten = CutRefused(epoch=1, participant="a", cause="expected digest b3:1, found b3:2")
+    effects = world.leader.machine.step(rotten, now)
+    assert not [e for e in effects if isinstance(e, Propose)]
+    assert "Last trouble: expected digest" in " ".join(world.leader.machine.why(1, now)["sentences"])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        CutAssembled(epoch=9, previous="", manifest=b"", digest=digest(b"")),
+        CutRefused(epoch=9, participant="a", cause="x"),
+        SnapshotsUnreadable(epoch=9, participant="a", cause="x"),
+        ManifestStored(epoch=9, digest=digest(b"")),
+        ManifestFailed(epoch=9, cause="x"),
+        CommandApplied(id=("somebody", 1), result={"ok": True}),
+        CommandRefused(id=("somebody", 1)),
+        CommandAmbiguous(id=("c1.1", 999)),
+        Disconnected(connection=999),
+        MessageArrived(connection=999, message=Heartbeat(session=1)),
+    ],
+)
+def test_answer_that_nobody_waits_for_any_more_changes_nothing(event):
+    world = cluster("a", "b")
+    before = world.leader.machine.statistics()
+    effects = world.leader.machine.step(event, Instant(world.now))
+    assert not [e for e in effects if isinstance(e, Propose | Send | StoreManifest)]
+    assert world.leader.machine.statistics() == before
+
+
+def test_manifest_is_committed_only_with_the_digest_that_is_sealed():
+    world = sealed_world()
+    world.leader.machine.step(ManifestStored(epoch=1, digest=digest(b"other")), Instant(world.now))
+    world.run(1)
+    assert world.state_of(1) == "sealed"
+
+
+def test_repeated_report_of_a_sealed_epoch_is_answered_with_the_seal():
+    world = sealed_world()
+    world.run(0.1)
+    a = world.participants["a"]
+    a.say(a.report(1))
+    world.run(0.1)
+    assert a.sealed == [1, 1]
+
+
+def test_stranger_that_speaks_for_a_dead_session_is_fenced():
+    world = cluster("a", "b")
+    world.kill_participant("b")
+    world.run(LEASE_NS / SECOND + 1)
+    now = Instant(world.now)
+    machine = world.leader.machine
+    machine.step(ParticipantConnected(connection=700), now)
+    effects = machine.step(MessageArrived(connection=700, message=Leave(session=2)), now)
+    assert [type(e.message) for e in effects if isinstance(e, Send)] == [Fenced]
+    assert [e.reason for e in effects if isinstance(e, CloseConnection)] == ["fenced"]
+
+
+def test_failure_told_of_an_epoch_that_has_ended_or_is_sealed_changes_nothing():
+    world = sealed_world()
+    a = world.participants["a"]
+    for epoch in (1, 8):
+        a.say(EpochFailed(session=a.session, incarnation=1, epoch=epoch, phase="encode", cause="too late"))
+    world.run(0.2)
+    assert world.state_of(1) == "sealed"
+    assert [r.epoch for r in a.refusals] == [8]
+
+
+def test_second_request_of_one_kind_waits_for_the_first_to_be_settled():
+    world = cluster("a", "b")
+    world.participants["b"].reports = False
+    world.trigger()
+    world.run(0.1)
+    first, second = world.abort(1), world.abort(1)
+    assert world.answers[second]["code"] == "busy"
+    one, other = world.set_policy(MANUAL), world.set_policy(EVERY_SECOND)
+    assert world.answers[other]["code"] == "busy"
+    world.run(0.1)
+    assert world.answers[first]["ok"]
+    assert world.answers[one]["ok"]
+
+
+def test_leader_deposed_without_being_told_answers_who_waits():
+    world = cluster("a", "b")
+    old, new = world.coordinators[:2]
+    world.term += 1
+    world.leader = new
+    new.apply_through(len(world.log))
+    new.feed(BecameLeader(term=world.term))
+    world.run(0.0005)
+    world.requests = iter([71])
+    world.leader = old
+    request = world.trigger()
+    world.leader = new
+    world.run(1)
+    assert world.answers[request]["code"] in ("not-leader", "unknown-outcome")
+    assert world.ledger.state.epoch == 0
