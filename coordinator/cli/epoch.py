@@ -228,7 +228,9 @@ def verify(
     if store or offline:
         from coordinator.cli import offline as offline_commands
 
-        report = offline_commands.verify(session.open_store(store, cluster), number, session.keys, deep=deep)
+        report = offline_commands.verify(
+            session.open_store(store, cluster), number, session.keys_of_store(store), deep=deep
+        )
     else:
         seconds = session.given.timeout or VERIFY_SECONDS
         report = session.client.call("POST", "epochs", number, "verify", body={"deep": deep}, timeout=seconds)
@@ -252,11 +254,11 @@ def state(
     if store or offline:
         from coordinator.cli import offline as offline_commands
 
-        opened = session.open_store(store, cluster)
+        opened, keys = session.open_store(store, cluster), session.keys_of_store(store)
         document = (
-            offline_commands.agents(opened, number, session.keys)
+            offline_commands.agents(opened, number, keys)
             if agent is None
-            else offline_commands.state(opened, number, agent, session.keys)
+            else offline_commands.state(opened, number, agent, keys)
         )
     elif agent is None:
         document = session.client.get("epochs", number, "agents")

@@ -78,8 +78,10 @@ class Session:
     @functools.cached_property
     def description(self) -> dict[str, Any]:
         """The folder's ``cleancut.json``, empty where no folder was named. Paths in it are made absolute."""
-        named = self.given.folder or (Path(self.env["CLEANCUT_DIR"]) if self.env.get("CLEANCUT_DIR") else None)
-        return {} if named is None else read_description(named)
+        if self.given.folder is not None:
+            return read_description("--dir", self.given.folder)
+        named = self.env.get("CLEANCUT_DIR")
+        return read_description("CLEANCUT_DIR", Path(named)) if named else {}
 
     @functools.cached_property
     def places(self) -> tuple[Place, ...]:
@@ -118,6 +120,17 @@ class Session:
         from protocol.keys import ClusterKeys, read_secret
 
         return ClusterKeys.from_secret(read_secret(self.secret_file))
+
+    def keys_of_store(self, store: str | None) -> ClusterKeys | None:
+        """Keys to check what a store holds; None where the secret at hand is not said to be that store's.
+
+        A folder that the environment happens to name has the secret of *its* store: used on another one, every signature
+        there would look forged.
+        """
+        said = self.given.secret_file or self.given.folder or self.env.get("CLEANCUT_SECRET_FILE")
+        if store is None or said or Path(str(self.description.get("store"))).resolve() == Path(store).resolve():
+            return self.keys
+        return None
 
     @functools.cached_property
     def _token_from_file(self) -> str | None:
@@ -171,8 +184,12 @@ def only_cluster(store: str) -> str:
     raise ConfigError("--cluster", f"{store!a} holds several clusters, name one: {', '.join(found[:20])}")
 
 
-def read_description(folder: Path) -> dict[str, Any]:
+def read_description(setting: str, folder: Path) -> dict[str, Any]:
     """The description in a folder.
+
+    Args:
+        setting: What named the folder, for the error.
+        folder: Where it is.
 
     Raises:
         ConfigError: Not there, or not what it must be.
@@ -182,19 +199,19 @@ def read_description(folder: Path) -> dict[str, Any]:
         document = json.loads(path.read_bytes())
     except OSError as error:
         raise ConfigError(
-            "--dir", f"{str(path)!a} cannot be read: {error.strerror}; name the folder of a demo or of `keys init`"
+            setting, f"{str(path)!a} cannot be read: {error.strerror}; name the folder of a demo or of `keys init`"
         ) from None
     except (ValueError, RecursionError):
-        raise ConfigError("--dir", f"{str(path)!a} is not JSON") from None
+        raise ConfigError(setting, f"{str(path)!a} is not JSON") from None
     if not isinstance(document, dict):
-        raise ConfigError("--dir", f"{str(path)!a} is not a JSON object")
+        raise ConfigError(setting, f"{str(path)!a} is not a JSON object")
     places = document.get("coordinators")
     if places is not None and not (isinstance(places, list) and places and all(isinstance(p, str) for p in places)):
-        raise ConfigError("--dir", f"{str(path)!a}: coordinators must be a list of host:port")
+        raise ConfigError(setting, f"{str(path)!a}: coordinators must be a list of host:port")
     for name in ("cluster", "secret_file", "store"):
         value = document.get(name)
         if value is not None and not (isinstance(value, str) and value):
-            raise ConfigError("--dir", f"{str(path)!a}: {name} must be a text")
+            raise ConfigError(setting, f"{str(path)!a}: {name} must be a text")
     if document.get("secret_file"):
         document["secret_file"] = str(folder / document["secret_file"])
     if document.get("store") and ":" not in document["store"]:

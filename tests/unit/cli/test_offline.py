@@ -162,6 +162,24 @@ def test_offline_takes_the_store_of_a_demos_folder(cli: Cli, made: Made) -> None
     assert "verified" in ended.out
 
 
+def test_another_clusters_secret_in_the_environment_does_not_make_a_store_look_forged(
+    cli: Cli, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = tmp_path / "demo"
+    demo.mkdir()
+    (demo / "secret").write_text("ab" * 16 + "cd" * 16)
+    (demo / "secret").chmod(0o600)
+    (demo / "cleancut.json").write_text('{"cluster": "demo", "store": "store", "secret_file": "secret"}')
+    monkeypatch.setenv("CLEANCUT_DIR", str(demo))
+    ended = cli(*VERIFY, "3", "--store", made.folder / "store")
+    assert ended.code == 0, ended.err
+    assert "not checked" in ended.out
+    assert cli(*VERIFY, "3", "--store", made.folder / "store", "--dir", demo).code == 4, "now it is said to be its"
+    (made.folder / "cleancut.json").write_text('{"cluster": "shop", "store": "store", "secret_file": "secret"}')
+    monkeypatch.setenv("CLEANCUT_DIR", str(made.folder))
+    assert "verified" in cli(*VERIFY, "3", "--store", made.folder / "store").out
+
+
 def test_a_report_that_says_nothing_does_not_pass_for_sound(cli: Cli, api: FakeApi) -> None:
     api.on("POST", "/v1/epochs/3/verify", {}, {"epoch": 3, "ok": True, "findings": [], "counts": {"chunks": 9}})
     assert cli("--coordinators", api.address, *VERIFY, "3").code == 4

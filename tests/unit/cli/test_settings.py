@@ -117,7 +117,7 @@ def test_an_address_with_escape_codes_is_shown_escaped() -> None:
 def test_a_damaged_description_is_named(tmp_path: Path, content: str, problem: str) -> None:
     (tmp_path / "cleancut.json").write_text(content)
     with pytest.raises(ConfigError, match=problem):
-        read_description(tmp_path)
+        read_description("--dir", tmp_path)
 
 
 def test_a_folder_without_description_says_which_folder_is_meant(cli: Cli, tmp_path: Path) -> None:
@@ -125,6 +125,15 @@ def test_a_folder_without_description_says_which_folder_is_meant(cli: Cli, tmp_p
     assert ended.code == 2
     assert "cleancut.json" in ended.err
     assert "demo" in ended.err
+
+
+def test_a_folder_that_the_environment_names_is_told_as_such(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLEANCUT_DIR", str(tmp_path / "gone"))
+    ended = cli("status")
+    assert ended.code == 2
+    assert "CLEANCUT_DIR: " in ended.err
 
 
 def test_options_may_stand_before_or_after_the_command(cli: Cli, api: FakeApi) -> None:

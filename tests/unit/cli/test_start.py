@@ -3,6 +3,8 @@
 import os
 import re
 import resource
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +94,29 @@ def test_a_process_ends_with_the_code_and_without_a_traceback() -> None:
     ended = cleancut("status", "--coordinators", "127.0.0.1:1")
     assert (ended.returncode, ended.stdout) == (5, "")
     assert "Traceback" not in ended.stderr
+
+
+def test_an_interrupt_while_nobody_answers_ends_at_once_without_a_traceback() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-m", "coordinator.cli", "status", "--coordinators"]
+        child = subprocess.Popen(
+            [*command, f"127.0.0.1:{silent.getsockname()[1]}", "--timeout", "60"],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            peer, _ = silent.accept()
+            with peer:
+                peer.recv(1)
+                child.send_signal(signal.SIGINT)
+                out, err = child.communicate(timeout=40)
+        finally:
+            child.kill()
+    assert (child.returncode, out) == (130, "")
+    assert err.strip() == "cleancut: interrupted"
 
 
 def test_a_reader_that_goes_away_is_not_an_error_message() -> None:
