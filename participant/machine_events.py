@@ -27,7 +27,10 @@ Delivery: TypeAlias = "tuple[Envelope, bytes]"
 
 @dataclass(slots=True)
 class TurnCommitted:
-    """A turn's sends, in order; its state has been taken over in the same moment."""
+    """A turn's sends, in order; its state has been taken over in the same moment.
+
+    Or those of several turns that ran one after the other with no event in between: nobody could tell the difference.
+    """
 
     sends: Sequence[Delivery]
 

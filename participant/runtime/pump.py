@@ -6,7 +6,8 @@ Rules:
       task (so that ``asyncio.timeout`` and the like work), and others go on meanwhile.
     * Turns run back to back for `TURN_SLICE_NS`, then sockets are served.
     * A turn's state and its sends take effect in one moment: nothing is carried out between `Turn.commit` and
-      `TurnCommitted`, so no cut can fall between them.
+      `TurnCommitted`, so no cut can fall between them. Turns that run back to back hand over their sends together, at
+      the latest before anything but a turn happens: to everybody else they are one moment.
 
 A cut never waits for anything here: a running turn has simply not happened yet.
 """
@@ -42,7 +43,7 @@ class PumpSink(Protocol):
     """Where turns' outcomes go; called synchronously, must not block."""
 
     def turn_committed(self, sends: list[Delivery]) -> None:
-        """State was taken over just now; these are to leave in the same moment. Called only if there are any."""
+        """The state of these turns was taken over just now; their sends are to leave in the same moment."""
         ...
 
     def epoch_wanted(self, reason: str) -> None:
@@ -79,6 +80,8 @@ class Pump:
         self._sink = sink
         self._tasks = tasks
         self._ready: deque[_Runner] = deque()
+        self._sends: list[Delivery] = []
+        """Of turns that have committed and were not handed in yet. Empty between two callbacks of the loop."""
         self._wakes: list[tuple[int, int, _Runner]] = []
         self._wake_ordinal = 0
         self._timer: Cancellable | None = None
@@ -140,13 +143,26 @@ class Pump:
         ready = self._ready
         began = now = self._clock.now()
         end = began + TURN_SLICE_NS
-        while ready and now < end:
-            runner = ready.popleft()
-            runner.queued = False
-            self._burst(runner, now)
-            now = self._clock.now()
+        try:
+            while now < end:
+                if not ready:
+                    self._hand_in()
+                    if not ready:
+                        break
+                runner = ready.popleft()
+                runner.queued = False
+                self._burst(runner, now)
+                now = self._clock.now()
+        finally:
+            self._hand_in()
         self.slice_ns_max = max(self.slice_ns_max, now - began)
         return bool(ready)
+
+    def _hand_in(self) -> None:
+        """Give the sends of committed turns to the machine; may deliver to agents here."""
+        if self._sends:
+            sends, self._sends = self._sends, []
+            self._sink.turn_committed(sends)
 
     def close(self) -> None:
         """No turn begins any more; running ones are cancelled with their tasks and have not happened."""
@@ -204,7 +220,7 @@ class Pump:
     def _committed(self, runner: _Runner, result: TurnResult) -> None:
         sends, due, requests = result
         if sends:
-            self._sink.turn_committed(sends)
+            self._sends += sends
         if due is not None:
             self._note_wake(runner)
         for reason in requests:
@@ -319,6 +335,7 @@ class Pump:
             self.mailbox_bytes -= size
             self.turns += 1
             self._committed(runner, result)
+            self._hand_in()
         self._enqueue(runner)
         if runner.host.timers:
             self._note_wake(runner)
