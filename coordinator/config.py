@@ -26,8 +26,10 @@ COORDINATORS_MAX: Final = 7
 TIMINGS: Final = ("normal", "slow")
 """Presets of raft's timeouts: ``slow`` for loaded machines and long lines."""
 ENV_PREFIX: Final = "CLEANCUT_"
-_ENV_OF_OTHERS: Final = ("CLEANCUT_COORDINATORS", "CLEANCUT_TOKEN_FILE", "CLEANCUT_DIR")
-"""Belong to the command line; neither ours nor a misspelling of ours."""
+_ENV_OF_OTHERS: Final = (
+    "CLEANCUT_COORDINATORS", "CLEANCUT_TOKEN_FILE", "CLEANCUT_DIR", "CLEANCUT_FAILPOINTS", "CLEANCUT_ALLOW_FAILPOINTS",
+)  # fmt: skip
+"""Belong to the command line or to tests; neither ours nor a misspelling of ours."""
 
 
 class Address(NamedTuple):

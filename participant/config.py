@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from protocol.errors import ConfigError
 from protocol.ids import ClusterName, ParticipantId, cluster_name, participant_id
@@ -75,6 +76,15 @@ class ParticipantConfig:
     def cluster_name(self) -> ClusterName:
         """`cluster`, checked."""
         return cluster_name(self.cluster)
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """Hosts that the transport binds, is reached under, or goes through; empty within one process."""
+        if self.transport == "memory":
+            return ()
+        if self.transport == "websocket":
+            return tuple(urlsplit(f"//{text}").hostname or "" for text in (self.listen, self.advertise) if text)
+        return (urlsplit(self.transport).hostname or "",)
 
     @property
     def participant_id(self) -> ParticipantId:

@@ -22,6 +22,7 @@ from aiohttp import WSMsgType, web
 from coordinator.runtime.answers import ApiError
 from coordinator.runtime.orders import OrderEncoder
 from protocol.errors import MalformedFrame
+from protocol.failpoints import armed, fp
 from protocol.limits import CONTROL_BYTES_MAX, MIB, PARTICIPANTS_MAX
 from protocol.messages import Register, Registered, RegisterRefused, decode_to_coordinator
 
@@ -275,6 +276,8 @@ class ParticipantHub:
             while (data := await connection.next_order()) is not None:
                 async with asyncio.timeout(WRITE_SECONDS_MAX):
                     await socket.send_bytes(data)
+                if armed():
+                    _pass_sent(data)
         except (ConnectionError, TimeoutError, RuntimeError):
             # RuntimeError: aiohttp's word for writing to a socket whose close has begun.
             self.counts["too_slow"] += 1
@@ -351,3 +354,12 @@ class ParticipantHub:
         log.warning("connection %d (%a) spoke for session %d", connection.id, connection.participant[:64], session)
         connection.close(CLOSE_FOREIGN_SESSION, f"session {session} is not this connection's")
         return False
+
+
+def _pass_sent(data: bytes) -> None:
+    """Failpoints behind an order's leaving; the kind stands at its beginning."""
+    head = data[:32]
+    if b"start-epoch" in head:
+        fp("order.sent")
+    elif b"epoch-committed" in head:
+        fp("commit.announced")

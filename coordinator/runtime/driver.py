@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import logging
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from coordinator.events import (
     CommandApplied,
     CommandRefused,
     CutAssembled,
+    CutRefused,
     Disconnected,
     EpochTriggered,
     LeaderKnown,
@@ -48,6 +50,7 @@ from coordinator.ledger import encode_command
 from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
 from protocol.digests import manifest_key
 from protocol.errors import LimitExceeded, Refused, SnapshotError, Unreachable
+from protocol.failpoints import fp, fp_store
 from protocol.ids import Epoch, Instant
 from protocol.messages import Register
 
@@ -78,6 +81,23 @@ REQUEST_SECONDS_MAX: Final = 15.0
 """A request of the API, through the log and back."""
 REQUESTS_MAX: Final = 256
 """Requests of the API that wait for the machine's answer."""
+
+
+_BEFORE_PROPOSE: Final = {
+    "start": "start.before_propose",
+    "reports": "reports.before_propose",
+    "seal": "seal.before_propose",
+    "commit": "commit.before_propose",
+    "abort": "abort.before_propose",
+}
+_APPLIED: Final = {
+    "start": "start.applied",
+    "reports": "reports.applied",
+    "seal": "seal.applied",
+    "commit": "commit.applied",
+    "abort": "abort.applied",
+}
+"""Failpoints around an entry of the log, by its command."""
 
 
 class Clock:
@@ -174,6 +194,11 @@ class Driver:
 
     # --- what happens outside ---
 
+    def pass_applied(self, command_json: str) -> None:
+        """Failpoints of a leader behind an entry; called only while points are armed."""
+        if self.leader.leading:
+            fp(_APPLIED.get(json.loads(command_json).get("kind"), ""))
+
     def command_applied(self, command: CommandId, result: Result) -> None:
         """This coordinator's ledger applied an entry."""
         self.feed(CommandApplied(id=command, result=result))
@@ -233,6 +258,7 @@ class Driver:
                 assert_never(effect)
 
     async def _propose(self, command: Command) -> None:
+        fp(_BEFORE_PROPOSE.get(command.kind, ""))
         try:
             text = encode_command(command, at=time.time_ns())
             await self._group.submit(text, timeout=SUBMIT_SECONDS_MAX)
@@ -246,11 +272,12 @@ class Driver:
     async def _assemble(self, order: AssembleCut) -> None:
         begun = self._clock.now()
         try:
-            event = await self.in_thread(lambda: assemble_from_store(order.request, self._store, self._keys))
+            event = await self.in_thread(lambda: self._assemble_now(order))
         except TimeoutError:
             cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
             event = SnapshotsUnreadable(epoch=order.epoch, participant="", cause=cause)
         if isinstance(event, CutAssembled):
+            fp("cut.assembled")
             event = CutAssembled(
                 epoch=event.epoch,
                 previous=event.previous,
@@ -266,7 +293,7 @@ class Driver:
     async def _store_manifest(self, order: StoreManifest) -> None:
         begun = self._clock.now()
         try:
-            await self.in_thread(lambda: self._store.put(manifest_key(Epoch(order.epoch)), order.manifest))
+            await self.in_thread(lambda: self._store_now(order))
         except SnapshotError as error:
             cause = str(error)
         except TimeoutError:
@@ -278,6 +305,18 @@ class Driver:
         self.counts["store_failures"] += 1
         log.warning("epoch %d: manifest not stored: %s", order.epoch, cause)
         self.feed(ManifestFailed(epoch=order.epoch, cause=cause))
+
+    def _assemble_now(self, order: AssembleCut) -> CutAssembled | CutRefused | SnapshotsUnreadable:
+        """In a thread."""
+        fp("cut.before_assemble")
+        return assemble_from_store(order.request, self._store, self._keys)
+
+    def _store_now(self, order: StoreManifest) -> None:
+        """In a thread."""
+        key = manifest_key(Epoch(order.epoch))
+        fp_store("manifest.before_put", key)
+        self._store.put(key, order.manifest)
+        fp_store("manifest.after_put", key)
 
     async def in_thread(self, work: Callable[[], T], seconds: float | None = None) -> T:
         """Blocking work on the store, on one of a few threads.

@@ -29,6 +29,7 @@ from coordinator.runtime.home import DataDir
 from coordinator.runtime.logs import set_up_logs
 from coordinator.runtime.raft.config import is_loopback
 from protocol.errors import ConfigError, SnapshotError, StoreError
+from protocol.failpoints import arm_failpoints, armed
 from protocol.keys import ClusterKeys, read_secret
 
 if TYPE_CHECKING:
@@ -179,6 +180,8 @@ class Service:
             self.crashed(error)
             return
         if command is not None:
+            if armed():
+                self.driver.pass_applied(command_json)
             self.driver.command_applied(command, result)
         self.changes.changed()
 
@@ -300,6 +303,7 @@ async def serve(config: CoordinatorConfig) -> int:
         SnapshotError: It cannot start; nothing runs any more.
     """
     loop = asyncio.get_running_loop()
+    arm_failpoints(os.environ, (config.http.host, config.raft.host) if config.peers else (config.http.host,))
     with DataDir(config.data_dir, cluster=config.cluster, coordinator=config.id):
         service = Service(config)
         try:

@@ -22,6 +22,7 @@ import aiohttp
 from participant.runtime.backoff import Backoff
 from participant.runtime.tasks import TaskSet
 from protocol.errors import ConfigError, FencedError, MalformedFrame, Refused, SnapshotError
+from protocol.failpoints import armed, fp
 from protocol.limits import CONTROL_BYTES_MAX, CONTROL_WAITING_MAX, HEARTBEAT_NS, LEASE_NS
 from protocol.messages import Fenced, Registered, RegisterRefused, decode_to_participant, encode_control
 
@@ -264,6 +265,8 @@ class ControlClient:
                     data = self._outbox.popleft()
                     self._sent_at = asyncio.get_running_loop().time()
                     await socket.send_bytes(data)
+                    if armed() and b"local-report" in data[:32]:
+                        fp("report.after_send")
                 self._drained.set()
 
     async def _beat(self, sink: ControlSink, lease_ns: int) -> None:

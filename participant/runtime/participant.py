@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -57,10 +58,11 @@ from participant.runtime.tasks import TaskSet
 from participant.runtime.uploader import Uploader
 from participant.state import CutClock
 from protocol.errors import ConfigError, FencedError, Overloaded, Refused, SnapshotError, WireError
+from protocol.failpoints import arm_failpoints, fp
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, ParticipantId, agent_id
 from protocol.keys import ClusterKeys, read_secret
 from protocol.limits import EVENTS_WAITING_MAX, STRANGERS_REMEMBERED_MAX
-from protocol.messages import Envelope, EpochFailed, Heartbeat, Register
+from protocol.messages import Envelope, EpochFailed, Heartbeat, LocalReport, Register
 from protocol.version import __version__
 from protocol.wire import FrameCodec
 
@@ -201,6 +203,7 @@ class Participant:
         self._loop = asyncio.get_running_loop()
         self._clock = self._given_clock or LoopClock()
         config = self.config
+        arm_failpoints(os.environ, config.hosts)
         secret = config.secret
         if secret is None:
             assert config.secret_file is not None, "the configuration was checked"
@@ -573,6 +576,8 @@ class Participant:
 
     def _send_control(self, effect: SendControl) -> None:
         message = effect.message
+        if isinstance(message, LocalReport):
+            fp("report.before_send")
         self._control.send(message)
         if isinstance(message, EpochFailed):
             self._tell(EpochPartFailed(epoch=message.epoch, phase=message.phase, cause=message.cause))

@@ -20,6 +20,7 @@ from participant.runtime.backoff import Backoff
 from protocol.digests import digest, snapshot_key
 from protocol.documents import encode_local_snapshot
 from protocol.errors import ObjectConflict, SnapshotError, StoreError
+from protocol.failpoints import fp, fp_store
 from protocol.limits import CAPTURE_SLICE_NS, UPLOAD_RETRY_NS, UPLOADS_MAX
 from protocol.version import __version__
 
@@ -115,6 +116,7 @@ class Uploader:
         self._counts["parts_begun"] += 1
         part.task = self._tasks.spawn(self._complete(part), name=f"epoch {record.epoch}")
         part.timings["record"] = self._clock.now() - began
+        fp("local.frozen")
 
     def channels_recorded(self, effect: ChannelsRecorded) -> None:
         """All markers are in."""
@@ -163,6 +165,7 @@ class Uploader:
         try:
             await self._encode(part, part.frozen.slices())
             self._note(part, "encode")
+            fp("local.encoded")
             self._sink.local_progressed(LocalProgressed(epoch=epoch, phase="encoded"))
             await part.channels_closed.wait()
             await self._encode(part, part.frozen.channel_slices(part.channels))
@@ -249,6 +252,17 @@ class Uploader:
             timings=part.timings,
         )
 
+    def _put_once(self, key: str, data: bytes) -> None:
+        """In a thread."""
+        if key.startswith("packs/"):
+            fp_store("pack.before_put", key)
+            self._store.put(key, data)
+            fp_store("pack.after_put", key)
+        else:
+            fp_store("snapshot.before_put", key)
+            self._store.put(key, data)
+            fp_store("snapshot.after_put", key)
+
     async def _put(self, part: _Part, key: str, data: bytes) -> None:
         """Make an object durable; tries again for a while.
 
@@ -260,7 +274,7 @@ class Uploader:
         give_up = now + min(UPLOAD_RETRY_NS, max(0, part.record.deadline - now) // 2)
         while True:
             try:
-                await asyncio.to_thread(self._store.put, key, data)
+                await asyncio.to_thread(self._put_once, key, data)
             except ObjectConflict:
                 raise
             except StoreError as error:

@@ -10,6 +10,8 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Protocol
 
+from protocol.failpoints import fp
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -93,7 +95,9 @@ class RealFiles:
         self._forget(fresh)
         self._forget(name)
         self._sync_folder()
+        fp("file.before_rename")
         self.path(fresh).rename(self.path(name))
+        fp("file.after_rename")
         self._sync_folder()
 
     def close(self) -> None:

@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias, overload
 
 from coordinator.runtime.raft.pinned import Journal
 from protocol.errors import StoreError
+from protocol.failpoints import fp
 from protocol.limits import RAFT_JOURNAL_REWRITE_BYTES_MIN
 
 if TYPE_CHECKING:
@@ -300,13 +301,17 @@ class DurableJournal(Journal):  # type: ignore[misc] # the library is untyped
         fresh = self._entries[keep - self._entries[0][1] :] if self._entries else []
         batch = _encode_batch(self._end, keep, min(self._commit, max(last, 1)), self._term, self._vote, fresh)
         self._files.append(JOURNAL_NAME, batch)
+        fp("journal.before_vote_sync" if self._hard_state_dirty else "journal.before_sync")
         self._files.sync(JOURNAL_NAME)
+        fp("journal.after_sync")
         self._end += len(batch)
 
     def _rewrite(self) -> None:
         first, last = (self._entries[0][1], self._entries[-1][1]) if self._entries else (1, 1)
         batch = _encode_batch(len(self._head), first, min(self._commit, last), self._term, self._vote, self._entries)
+        fp("journal.before_rewrite")
         self._files.replace(JOURNAL_NAME, self._head + batch)
+        fp("journal.after_rewrite")
         self._end = len(self._head) + len(batch)
 
     def _mostly_garbage(self) -> bool:
