@@ -17,6 +17,7 @@ import json
 import ssl
 import threading
 import time
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
@@ -26,12 +27,16 @@ from coordinator.cli.output import safe
 from protocol.limits import MANIFEST_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 CONNECT_SECONDS: Final = 3.0
 """A host that does not answer at all must not use up the time of the others."""
 ROUND_PAUSE_SECONDS: Final = 0.2
 """Between two rounds over all coordinators while they hold an election."""
+SILENCE_SECONDS_MAX: Final = 30.0
+"""A stream is kept alive every ten seconds; three times that, and its coordinator is gone."""
+LINE_BYTES_MAX: Final = 1 << 20
+ERROR_BYTES_MAX: Final = 64 << 10
 _NOT_NOW: Final = frozenset({502, 503, 504})
 _NOTHING_HAPPENED: Final = frozenset({"no-leader", "not-leader", "not-ready"})
 """Answers to a write after which it certainly was not done."""
@@ -121,10 +126,7 @@ class Client:
         Raises:
             Failure: No coordinator answered, or the answer is an error.
         """
-        path = "/v1/" + "/".join(quote(str(segment), safe="") for segment in segments)
-        kept = {name: str(value) for name, value in (query or {}).items() if value is not None}
-        if kept:
-            path = f"{path}?{urlencode(kept)}"
+        path = _path(segments, query)
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers(method, data)
         end = time.monotonic() + (self._timeout if timeout is None else timeout)
@@ -153,6 +155,35 @@ class Client:
                 raise not_now
             # A pause and not a condition: the other side has no way to call us when its election is over.
             time.sleep(ROUND_PAUSE_SECONDS)
+
+    @contextmanager
+    def stream(
+        self, *segments: object, query: dict[str, object] | None = None
+    ) -> Iterator[tuple[Place, Iterator[bytes]]]:
+        """Lines as they come, of the first coordinator that answers, until it ends them.
+
+        Raises:
+            Failure: No coordinator answered, or the answer is an error.
+        """
+        path = _path(segments, query)
+        problems: list[NoAnswer] = []
+        for place in tuple(self._places):
+            connection = _connection(place, min(self._timeout, CONNECT_SECONDS))
+            try:
+                connection.connect()
+                connection.sock.settimeout(SILENCE_SECONDS_MAX)
+                connection.request("GET", path, headers=self._headers("GET", None))
+                response = connection.getresponse()
+            except (OSError, UnicodeError, http.client.HTTPException) as error:
+                connection.close()
+                problems.append(NoAnswer(place, _reason(error), asked=False))
+                continue
+            with closing(connection), response:
+                if response.status >= 400:
+                    raise _error_of(place, response.status, response.read(ERROR_BYTES_MAX))
+                yield place, _lines(response)
+            return
+        raise _nobody(problems)
 
     def ask_one(self, place: Place, path: str) -> tuple[int, bytes]:
         """GET a path of one coordinator that needs no token, whatever it answers.
@@ -217,6 +248,24 @@ class Client:
         if token is not None:
             headers["Authorization"] = f"Bearer {token}"
         return headers
+
+
+def _path(segments: tuple[object, ...], query: dict[str, object] | None) -> str:
+    path = "/v1/" + "/".join(quote(str(segment), safe="") for segment in segments)
+    kept = {name: str(value) for name, value in (query or {}).items() if value is not None}
+    return f"{path}?{urlencode(kept)}" if kept else path
+
+
+def _lines(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """Lines until the other side ends, falls silent or goes away; which of them it was makes no difference to a reader."""
+    while True:
+        try:
+            line = response.readline(LINE_BYTES_MAX)
+        except (OSError, http.client.HTTPException):
+            return
+        if not line:
+            return
+        yield line
 
 
 def _may_ask_again(status: int, failure: Failure, *, repeatable: bool) -> bool:

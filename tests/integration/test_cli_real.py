@@ -43,6 +43,9 @@ def test_one_coordinator_from_keys_to_an_orderly_end(coordinators: CliCluster, t
     assert coordinators.document("policy", "show")["deadline_ms"] == 30_000
     assert coordinators.document("policy", "show")["kind"] == "manual"
     assert cleancut("policy", "set", "--max-concurrent", "0").returncode == 2
+    happened = cleancut("events", "--since", "0", "--count", "2")
+    assert happened.returncode == 0, happened.stderr
+    assert "leader-elected" in happened.stdout
 
     other = tmp_path / "other.secret"
     other.write_text("abcd" * 16)
