@@ -195,6 +195,10 @@ class ParticipantMachine:
         """What keeps the lease now; None before there is a session."""
         return Heartbeat(session=self.session, open_epochs=self._epochs.open()) if self.session else None
 
+    def still_recording(self) -> list[EpochProgress]:
+        """What each epoch waits for whose markers are not all in; to be told now and then, for blame."""
+        return [self._progress(epoch, "recorded") for epoch in self._snapshot.open_epochs if self._epochs.has(epoch)]
+
     def statistics(self) -> dict[str, int]:
         """Counts since the start, and what is held now."""
         channels = dict.fromkeys(("frames_resent", "timeouts", "items_repeated", "frames_reordered"), 0)
@@ -776,9 +780,11 @@ class ParticipantMachine:
 
     def _local_progressed(self, epoch: Epoch, phase: str, out: list[Effect]) -> None:
         if self._epochs.has(epoch):
-            waiting = tuple(channel.source for channel in self._snapshot.open_channels(epoch))
-            progress = EpochProgress(session=self.session, epoch=epoch, phase=phase, open_channels=waiting)
-            out.append(SendControl(message=progress))
+            out.append(SendControl(message=self._progress(epoch, phase)))
+
+    def _progress(self, epoch: Epoch, phase: str) -> EpochProgress:
+        waiting = tuple(channel.source for channel in self._snapshot.open_channels(epoch))
+        return EpochProgress(session=self.session, epoch=epoch, phase=phase, open_channels=waiting)
 
     def _feed(self, event: SnapshotEvent, now: Instant, out: list[Effect], *, deadline: int = 0) -> None:
         """Give the snapshot machine an event and turn its effects into ours.
@@ -792,6 +798,7 @@ class ParticipantMachine:
             match effect:
                 case RecordState(epoch=epoch):
                     out.append(self._record(epoch, now, deadline or now + EPOCH_DEADLINE_NS))
+                    self._local_progressed(epoch, "recorded", out)
                 case SendMarkers(epoch=epoch, channels=channels):
                     marker = encode_marker_item(epoch)
                     for channel in channels:

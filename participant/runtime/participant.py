@@ -493,6 +493,8 @@ class Participant:
 
     def heartbeat_message(self) -> Heartbeat | None:
         """From the control connection: what keeps the lease."""
+        for progress in self._machine.still_recording():
+            self._control.send(progress)
         return self._machine.heartbeat()
 
     def control_received(self, message: ToParticipant) -> None:

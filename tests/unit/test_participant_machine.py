@@ -408,7 +408,7 @@ def test_what_came_before_a_marker_in_its_frame_is_delivered_before_the_record_a
     world["b"].log.clear()
     world.deliver()
     kinds = [type(effect) for effect in world["b"].log]
-    assert kinds == [DeliverToAgents, RecordLocal, ChannelsRecorded, SendControl, DeliverToAgents]
+    assert kinds == [DeliverToAgents, RecordLocal, SendControl, ChannelsRecorded, SendControl, DeliverToAgents]
     assert world["b"].recorded[1][1] == 105
     assert world["b"].balance == 111
 
@@ -633,8 +633,20 @@ def test_a_newcomer_takes_no_part_in_an_epoch_that_was_started_before_it_came() 
 def test_progress_is_told_with_the_channels_that_are_open() -> None:
     world = World("abc")
     world.start(1, "a")
+    (recorded,) = world["a"].said(EpochProgress)
+    assert (recorded.phase, recorded.open_channels) == ("recorded", ("b", "c"))
+    world["a"].flush()
+    world.deliver(1)
+    world["b"].flush()
+    world.lose = lambda source, _frame: source == "c"
+    world.deliver()
+    world["b"].flush()
+    world.deliver()
+    assert [progress.open_channels for progress in world["a"].machine.still_recording()] == [("c",)]
+    world.lose = lambda _source, _frame: False
     world.run()
-    assert [progress.phase for progress in world["a"].said(EpochProgress)] == ["channels"]
+    assert [progress.phase for progress in world["a"].said(EpochProgress)] == ["recorded", "channels"]
+    assert world["a"].machine.still_recording() == []
 
 
 def test_a_marker_behind_an_end_is_counted_and_starts_nothing() -> None:
