@@ -15,6 +15,8 @@ Rules:
     * An epoch that hears nothing until its deadline is dropped here (P4): no coordinator is needed to get rid of it.
     * Messages to agents that no member hosts wait, within a bound, for a topology that has them; they are part of a cut.
 
+The half that every message passes is in `participant.machine_channels`; here are orders, topologies and epochs.
+
 What it does not know: agents' state and mailboxes (the driver's hosts), bytes of frames and their MAC (`protocol.wire`),
 stores, sockets, clocks.
 """
@@ -22,17 +24,13 @@ stores, sockets, clocks.
 from __future__ import annotations
 
 from collections import deque
-from struct import Struct
 from typing import TYPE_CHECKING, Final, assert_never
 
-import msgspec
-
+from participant.machine_channels import NEVER, Channels
 from participant.machine_epochs import LocalEpochs
 from participant.machine_events import (
     AnnounceEpoch,
     ControlArrived,
-    DeadLetter,
-    DeliverToAgents,
     DropLocal,
     EndParticipant,
     EnterTopology,
@@ -48,38 +46,25 @@ from participant.machine_events import (
     PeerDisconnected,
     RecordLocal,
     SendControl,
-    SendFrame,
     SetTimer,
     TimerFired,
     TurnCommitted,
 )
 from participant.peers import Peer
-from protocol.errors import ConfigError, MalformedFrame, RemoteProtocolError
+from protocol.errors import ConfigError
 from protocol.ids import Epoch, Incarnation, Instant, ParticipantId, Session, Term, TopologyVersion
 from protocol.items import (
     END_ITEM,
-    ITEM_HEADER_BYTES,
-    KIND_MARKER,
-    KIND_MESSAGE,
-    control_positions,
     encode_marker_item,
-    marker_epoch,
-    split_items,
 )
 from protocol.limits import (
-    ACK_DELAY_NS,
-    CHANNEL_WINDOW_BYTES,
     CONCURRENT_EPOCHS_MAX,
     EPOCH_DEADLINE_NS,
-    MESSAGE_BYTES_MAX,
-    PARKED_FRAMES_BYTES_MAX,
     RECORDING_BYTES_MAX,
-    UNROUTED_MESSAGES_MAX,
 )
 from protocol.manifest import OutgoingCut
 from protocol.messages import (
     AbortEpoch,
-    Envelope,
     EpochCommitted,
     EpochFailed,
     EpochProgress,
@@ -106,9 +91,7 @@ from protocol.snapshot import (
     EpochDropped,
     EpochsEnded,
     EpochStarted,
-    ItemsReceived,
     LocalPartComplete,
-    MarkerReceived,
     RecordingOverflow,
     RecordState,
     SendMarkers,
@@ -116,27 +99,17 @@ from protocol.snapshot import (
     TopologySet,
 )
 from protocol.topology import Topology
-from protocol.wire import KIND_ACK, KIND_DATA, FrameHeader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
-    from participant.machine_events import Delivery, Effect, Event
-    from protocol.channel import OutFrame
+    from participant.machine_events import Effect, Event
     from protocol.messages import ToParticipant
     from protocol.snapshot import Effect as SnapshotEffect
     from protocol.snapshot import Event as SnapshotEvent
 
-_NOWHERE: Final = object()
-_pack_header: Final = Struct(">BI").pack
-_ACKNOWLEDGE_BYTES: Final = CHANNEL_WINDOW_BYTES // 4
-"""Received bytes after which an acknowledgement does not wait: the sender's window must not run dry."""
-_NEVER: Final = 1 << 62
 
-_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
-
-
-class ParticipantMachine:
+class ParticipantMachine(Channels):
     """Rules of the module. The driver owns one and feeds it one event at a time."""
 
     def __init__(
@@ -153,33 +126,14 @@ class ParticipantMachine:
             max_concurrent_epochs: Epochs that may be open here at once.
             recording_bytes_max: In-flight bytes that one epoch may record here.
         """
-        self.participant = participant
-        self.session = Session(0)
-        self.incarnation = Incarnation(0)
+        super().__init__(participant, _COUNTERS)
         self.term = Term(0)
-        self.topology: Topology | None = None
-        """Of which this participant is a member; None: it is not one yet."""
         self.leaving = False
-        self.outgoing_bytes = 0
-        """Bytes sent and not acknowledged, over all channels. Invariant: the sum of the peers' `outgoing_bytes`."""
         self._max_concurrent_epochs = max_concurrent_epochs
         self._recording_bytes_max = recording_bytes_max
         self._snapshot = self._new_snapshot_machine(0)
         self._epochs = LocalEpochs()
-        self._peers: dict[ParticipantId, Peer] = {}
-        self._connected: dict[ParticipantId, None] = {}
-        self._routes: dict[str, Peer | None] = {}
-        """Agent -> peer; None: hosted here. Missing: nobody hosts it, or no channel leads to its host."""
-        self._unrouted: deque[Delivery] = deque()
-        self._dirty: dict[ParticipantId, Peer] = {}
-        """Peers that the next flush looks at, in the order in which they got something."""
-        self._acks: dict[ParticipantId, int] = {}
-        """Peers that wait for an acknowledgement -> when it leaves by itself. The delay is one, so it is in order."""
-        self._parked: deque[tuple[FrameHeader, bytes]] = deque()
-        self._parked_bytes = 0
-        self._resend_at = _NEVER
-        self._timer_at = _NEVER
-        self._counts: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
+        self._timer_at = NEVER
 
     @property
     def open_epochs(self) -> tuple[Epoch, ...]:
@@ -201,23 +155,8 @@ class ParticipantMachine:
 
     def statistics(self) -> dict[str, int]:
         """Counts since the start, and what is held now."""
-        channels = dict.fromkeys(("frames_resent", "timeouts", "items_repeated", "frames_reordered"), 0)
-        for peer in self._peers.values():
-            for end in (peer.sending, peer.receiving):
-                if end is not None:
-                    for name, value in end.statistics().items():
-                        if name in channels:
-                            channels[name] += value
-        return {
-            **self._counts,
-            **channels,
-            **{f"snapshot_{name}": value for name, value in self._snapshot.statistics().items()},
-            "peers": len(self._peers),
-            "peers_connected": sum(peer.connected for peer in self._peers.values()),
-            "outgoing_bytes": self.outgoing_bytes,
-            "unrouted": len(self._unrouted),
-            "parked_frames": len(self._parked),
-        }
+        snapshot = {f"snapshot_{name}": value for name, value in self._snapshot.statistics().items()}
+        return {**self.channel_statistics(), **snapshot}
 
     # --- the two ways in ----------------------------------------------------------------------------------------------
 
@@ -248,9 +187,7 @@ class ParticipantMachine:
             case PeerConnected():
                 self._peer_connected(event.peer, now)
             case PeerDisconnected():
-                self._connected.pop(event.peer, None)
-                if event.peer in self._peers:
-                    self._peers[event.peer].connected = False
+                self._peer_disconnected(event.peer)
             case LocalPersisted():
                 self._local_persisted(event, now, out)
             case LocalFailed():
@@ -277,13 +214,8 @@ class ParticipantMachine:
             `SendFrame`s, and `SetTimer` where something is due earlier than the timer that is set.
         """
         out: list[Effect] = []
-        if self._dirty:
-            dirty, self._dirty = self._dirty, {}
-            for peer in dirty.values():
-                self._flush_peer(peer, now, out)
-        wanted = min(self._resend_at, self._epochs.next_deadline)
-        if self._acks:
-            wanted = min(wanted, next(iter(self._acks.values())))
+        self._flush_channels(now, out)
+        wanted = min(self._channels_due, self._epochs.next_deadline)
         if wanted < self._timer_at:
             self._timer_at = wanted
             out.append(SetTimer(wanted))
@@ -292,252 +224,11 @@ class ParticipantMachine:
     @property
     def flush_wanted(self) -> bool:
         """Whether a flush would do anything."""
-        return bool(self._dirty or self._acks) or min(self._resend_at, self._epochs.next_deadline) < self._timer_at
-
-    def _flush_peer(self, peer: Peer, now: Instant, out: list[Effect]) -> None:
-        peer.number_waiting()
-        receiving = peer.receiving
-        if not peer.connected:
-            return
-        sending = peer.sending
-        if sending is not None:
-            frames = sending.frames(now)
-            if frames:
-                ack = 0
-                if receiving is not None:
-                    ack = receiving.ack()
-                    peer.unacknowledged_bytes = 0
-                    self._acks.pop(peer.id, None)
-                out += [self._data_frame(peer, frame, ack) for frame in frames]
-                self._counts["frames_sent"] += len(frames)
-            timeout = sending.next_timeout()
-            if timeout is not None and timeout < self._resend_at:
-                self._resend_at = timeout
-        if receiving is not None and receiving.ack_due:
-            if peer.unacknowledged_bytes >= _ACKNOWLEDGE_BYTES:
-                self._acknowledge(peer, out)
-            elif peer.id not in self._acks:
-                self._acks[peer.id] = now + ACK_DELAY_NS
-
-    def _acknowledge(self, peer: Peer, out: list[Effect]) -> None:
-        assert peer.receiving is not None, "nothing to acknowledge"
-        self._acks.pop(peer.id, None)
-        peer.unacknowledged_bytes = 0
-        self._counts["acks_sent"] += 1
-        number, epoch = peer.receiving.ack(), self._snapshot.newest_epoch
-        out.append(SendFrame(peer.id, KIND_ACK, self.incarnation, self.session, peer.session, epoch, 0, number, 0, b""))
-
-    def _data_frame(self, peer: Peer, frame: OutFrame, ack: int) -> SendFrame:
-        return SendFrame(
-            peer.id,
-            KIND_DATA,
-            self.incarnation,
-            self.session,
-            peer.session,
-            self._snapshot.newest_epoch,
-            frame.first_seq,
-            ack,
-            frame.count,
-            frame.body,
-        )
-
-    # --- messages -----------------------------------------------------------------------------------------------------
-
-    def _send(self, deliveries: Iterable[Delivery], out: list[Effect]) -> None:
-        """Each to where its agent is: here, onto a channel, or to those who wait for an agent to appear.
-
-        The hottest loop of the send path, hence `encode_message_item` written out in it.
-        """
-        here: list[Delivery] = []
-        routes = self._routes
-        total = 0
-        for delivery in deliveries:
-            envelope, data = delivery
-            peer = routes.get(envelope.target, _NOWHERE)
-            if peer is None:
-                here.append(delivery)
-                continue
-            size = len(data)
-            if type(peer) is not Peer or size > MESSAGE_BYTES_MAX:
-                self._no_route(delivery, out)
-                continue
-            waiting = peer.waiting
-            if not waiting:
-                self._dirty[peer.id] = peer
-            waiting.append(_pack_header(KIND_MESSAGE, size) + data)
-            size += ITEM_HEADER_BYTES
-            peer.waiting_bytes += size
-            total += size
-        self.outgoing_bytes += total
-        if here:
-            out.append(DeliverToAgents(here))
-
-    def _no_route(self, delivery: Delivery, out: list[Effect]) -> None:
-        target = delivery[0].target
-        host = None if self.topology is None else self.topology.host_of(target)
-        if len(delivery[1]) > MESSAGE_BYTES_MAX:
-            reason = f"a message of {len(delivery[1])} bytes; at most {MESSAGE_BYTES_MAX} are carried"
-        elif host is not None:
-            reason = f"{target} is hosted by {host}, to which {self.participant} has no channel"
-        elif len(self._unrouted) < UNROUTED_MESSAGES_MAX:
-            self._unrouted.append(delivery)
-            return
-        else:
-            reason = f"nobody hosts {target}, and {UNROUTED_MESSAGES_MAX} messages wait already"
-        self._counts["dead_letters"] += 1
-        out.append(DeadLetter(message=delivery, reason=reason))
-
-    def _frame_arrived(self, header: FrameHeader, body: bytes, now: Instant, out: list[Effect]) -> None:
-        peer = self._peers.get(header.source)
-        if (
-            peer is None
-            or header.source_session != peer.session
-            or header.target_session != self.session
-            or header.incarnation != self.incarnation
-            or header.target != self.participant
-        ):
-            self._not_of_this_stream(header, body, peer)
-            return
-        self._counts["frames_received"] += 1
-        sending = peer.sending
-        if header.ack and sending is not None:
-            before = sending.in_flight_bytes
-            try:
-                sending.acknowledged(header.ack, now)
-            except RemoteProtocolError:
-                self._counts["frames_impossible"] += 1
-                return
-            self.outgoing_bytes -= before - sending.in_flight_bytes
-            if sending.in_flight_bytes:
-                # The window may have opened, or a recovery goes on.
-                self._dirty[peer.id] = peer
-        if header.kind == KIND_ACK:
-            return
-        receiving = peer.receiving
-        if receiving is None:
-            self._counts["frames_impossible"] += 1
-            return
-        try:
-            runs = receiving.accept(header.first, split_items(body, header.count))
-        except (MalformedFrame, RemoteProtocolError):
-            self._counts["frames_impossible"] += 1
-            return
-        self._dirty[peer.id] = peer
-        peer.unacknowledged_bytes += len(body)
-        for first, items in runs:
-            self._hand_on(peer, first, items, now, out)
-
-    def _hand_on(self, peer: Peer, first: int, items: list[bytes], now: Instant, out: list[Effect]) -> None:
-        """Items in order and without gaps: recorded, counted, delivered; piecewise around markers and ends."""
-        receiving, channel = peer.receiving, peer.incoming
-        assert receiving is not None, "items of a channel that is not there"
-        start = 0
-        for position in control_positions(items):
-            if position > start:
-                self._hand_on_messages(peer, first + start, items[start:position], now, out)
-            item, number = items[position], first + position
-            event: SnapshotEvent
-            if item[0] == KIND_MARKER:
-                event = MarkerReceived(channel=channel, epoch=marker_epoch(item), number=number)
-            else:
-                event = ChannelEnded(channel=channel, number=number)
-            try:
-                self._feed(event, now, out)
-            except RemoteProtocolError:
-                self._counts["markers_impossible"] += 1
-            receiving.advance((item,))
-            start = position + 1
-        if start < len(items):
-            self._hand_on_messages(peer, first + start, items[start:] if start else items, now, out)
-
-    def _hand_on_messages(self, peer: Peer, first: int, items: list[bytes], now: Instant, out: list[Effect]) -> None:
-        receiving = peer.receiving
-        assert receiving is not None, "items of a channel that is not there"
-        if self._snapshot.records(peer.incoming):
-            self._feed(ItemsReceived(channel=peer.incoming, first=first, items=items), now, out)
-        receiving.advance(items)
-        self._counts["messages_received"] += len(items)
-        datas = [item[ITEM_HEADER_BYTES:] for item in items]
-        try:
-            deliveries = [(_decode_envelope(data), data) for data in datas]
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            deliveries = self._well_formed(datas)
-        get = self._routes.get
-        for delivery in deliveries:
-            if get(delivery[0].target, peer) is not None:
-                # Not all are for agents here: one of them has moved, or is not there yet.
-                self._send(deliveries, out)
-                return
-        if deliveries:
-            out.append(DeliverToAgents(deliveries))
-
-    def _well_formed(self, datas: list[bytes]) -> list[Delivery]:
-        """Genuine and in order, yet some are no envelopes: another build's fault. They count as received."""
-        found: list[Delivery] = []
-        for data in datas:
-            try:
-                found.append((_decode_envelope(data), data))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                self._counts["messages_malformed"] += 1
-        return found
-
-    def _not_of_this_stream(self, header: FrameHeader, body: bytes, peer: Peer | None) -> None:
-        """Park what we shall understand with the next topology; count the rest."""
-        if header.target != self.participant:
-            self._counts["frames_misdirected"] += 1
-        elif (
-            header.incarnation < self.incarnation
-            or header.target_session < self.session
-            or (peer is not None and header.source_session < peer.session)
-        ):
-            self._counts["frames_stale"] += 1
-        elif self._parked_bytes + len(body) > PARKED_FRAMES_BYTES_MAX or header.kind == KIND_ACK:
-            self._counts["frames_dropped_early"] += 1
-        else:
-            self._parked.append((header, body))
-            self._parked_bytes += len(body) + 256
-
-    def _unpark(self, now: Instant, out: list[Effect]) -> None:
-        parked, self._parked, self._parked_bytes = self._parked, deque(), 0
-        for header, body in parked:
-            self._frame_arrived(header, body, now, out)
-
-    # --- connections and time -----------------------------------------------------------------------------------------
-
-    def _peer_connected(self, peer_id: ParticipantId, now: Instant) -> None:
-        self._connected[peer_id] = None
-        peer = self._peers.get(peer_id)
-        if peer is not None:
-            self._reconnect(peer, now)
-
-    def _reconnect(self, peer: Peer, now: Instant) -> None:
-        peer.connected = True
-        if peer.sending is not None:
-            peer.sending.reconnected(now)
-        self._dirty[peer.id] = peer
+        return bool(self._dirty) or min(self._channels_due, self._epochs.next_deadline) < self._timer_at
 
     def _timer_fired(self, now: Instant, out: list[Effect]) -> None:
-        self._timer_at = _NEVER
-        while self._acks:
-            peer_id, at = next(iter(self._acks.items()))
-            if at > now:
-                break
-            peer = self._peers.get(peer_id)
-            if peer is None or peer.receiving is None or not peer.connected or not peer.receiving.ack_due:
-                del self._acks[peer_id]
-            else:
-                self._acknowledge(peer, out)
-        if now >= self._resend_at:
-            self._resend_at = _NEVER
-            for peer in self._peers.values():
-                if peer.sending is None or not peer.connected:
-                    continue
-                at = peer.sending.next_timeout() or _NEVER
-                if at <= now:
-                    peer.sending.timed_out(now)
-                    self._dirty[peer.id] = peer
-                    at = peer.sending.next_timeout() or _NEVER
-                self._resend_at = min(self._resend_at, at)
+        self._timer_at = NEVER
+        self._channels_time(now, out)
         for epoch in self._epochs.overdue(now):
             waiting = ", ".join(channel.source for channel in self._snapshot.open_channels(epoch))
             cause = f"no marker came from {waiting}" if waiting else "the coordinator did not say how it ended"
@@ -686,18 +377,6 @@ class ParticipantMachine:
         unrouted, self._unrouted = self._unrouted, deque()
         self._send(unrouted, out)
         self._unpark(now, out)
-
-    def _forget_peers(self, peers: list[Peer]) -> None:
-        for peer in peers:
-            self.outgoing_bytes -= peer.outgoing_bytes
-            if peer.sending is not None:
-                self._counts["items_lost"] += peer.sending.unacknowledged + len(peer.waiting)
-            if self._peers.get(peer.id) is peer:
-                del self._peers[peer.id]
-            if self._dirty.get(peer.id) is peer:
-                del self._dirty[peer.id]
-            if peer.id not in self._peers:
-                self._acks.pop(peer.id, None)
 
     def _left(self, now: Instant, out: list[Effect]) -> None:
         for peer in self._peers.values():
@@ -868,20 +547,6 @@ _DROPPED_BECAUSE: Final = {
 }
 
 _COUNTERS: Final = (
-    "messages_sent",
-    "messages_ingested",
-    "messages_received",
-    "messages_malformed",
-    "dead_letters",
-    "frames_sent",
-    "frames_received",
-    "frames_stale",
-    "frames_misdirected",
-    "frames_impossible",
-    "frames_dropped_early",
-    "markers_impossible",
-    "acks_sent",
-    "items_lost",
     "orders_foreign",
     "orders_stale",
     "orders_impossible",

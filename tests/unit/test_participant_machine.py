@@ -204,7 +204,7 @@ def test_a_message_to_an_agent_that_nobody_hosts_waits_for_a_topology_that_has_i
 
 
 def test_too_many_messages_to_nobody_are_dead_letters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("participant.machine.UNROUTED_MESSAGES_MAX", 2)
+    monkeypatch.setattr("participant.machine_channels.UNROUTED_MESSAGES_MAX", 2)
     world = World("ab")
     for _ in range(3):
         world["a"].pay("c", 1)
@@ -336,7 +336,7 @@ def test_frames_of_a_session_that_the_next_topology_brings_are_parked() -> None:
 
 
 def test_what_is_parked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("participant.machine.PARKED_FRAMES_BYTES_MAX", 1000)
+    monkeypatch.setattr("participant.machine_channels.PARKED_FRAMES_BYTES_MAX", 1000)
     world = World("ab")
     for _ in range(100):
         world["b"].step(frame_from_a(world, incarnation=2))

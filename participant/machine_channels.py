@@ -1,0 +1,402 @@
+"""The channels of one participant: routing, streams to and from each peer, acknowledgements, what is parked.
+
+The half of `participant.machine` that every message passes. It knows sessions and routes, as the topology gave them, and
+numbers items; when a marker or an end is next on a channel, it feeds it to the other half (`_feed`) before it advances past
+it. Pure, like the whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from participant.machine_events import DeadLetter, DeliverToAgents, SendFrame
+from participant.peers import Peer
+from protocol.errors import MalformedFrame, RemoteProtocolError
+from protocol.ids import Incarnation, Session
+from protocol.items import (
+    ITEM_HEADER_BYTES,
+    KIND_MARKER,
+    KIND_MESSAGE,
+    control_positions,
+    marker_epoch,
+    split_items,
+)
+from protocol.limits import (
+    ACK_DELAY_NS,
+    CHANNEL_WINDOW_BYTES,
+    MESSAGE_BYTES_MAX,
+    PARKED_FRAMES_BYTES_MAX,
+    UNROUTED_MESSAGES_MAX,
+)
+from protocol.messages import Envelope
+from protocol.snapshot import ChannelEnded, ItemsReceived, MarkerReceived
+from protocol.wire import KIND_ACK, KIND_DATA, FrameHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from participant.machine_events import Delivery, Effect
+    from protocol.channel import OutFrame
+    from protocol.ids import Instant, ParticipantId
+    from protocol.snapshot import Event as SnapshotEvent
+    from protocol.snapshot import SnapshotMachine
+    from protocol.topology import Topology
+
+NEVER: Final = 1 << 62
+"""An instant that does not come."""
+_NOWHERE: Final = object()
+_pack_header: Final = Struct(">BI").pack
+_ACKNOWLEDGE_BYTES: Final = CHANNEL_WINDOW_BYTES // 4
+"""Received bytes after which an acknowledgement does not wait: the sender's window must not run dry."""
+_PARKED_OVERHEAD_BYTES: Final = 256
+"""What one parked frame costs beyond its body."""
+
+_decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+
+
+class Channels:
+    """Rules of the module; `participant.machine.ParticipantMachine` is the only subclass."""
+
+    _snapshot: SnapshotMachine
+
+    def __init__(self, participant: ParticipantId, counters: Iterable[str]) -> None:
+        self.participant = participant
+        self.session = Session(0)
+        self.incarnation = Incarnation(0)
+        self.topology: Topology | None = None
+        """Of which this participant is a member; None: it is not one yet."""
+        self.outgoing_bytes = 0
+        """Bytes sent and not acknowledged, over all channels. Invariant: the sum of the peers' `outgoing_bytes`."""
+        self._peers: dict[ParticipantId, Peer] = {}
+        self._connected: dict[ParticipantId, None] = {}
+        self._routes: dict[str, Peer | None] = {}
+        """Agent -> peer; None: hosted here. Missing: nobody hosts it, or no channel leads to its host."""
+        self._unrouted: deque[Delivery] = deque()
+        self._dirty: dict[ParticipantId, Peer] = {}
+        """Peers that the next flush looks at, in the order in which they got something."""
+        self._acks: dict[ParticipantId, int] = {}
+        """Peers that wait for an acknowledgement -> when it leaves by itself. The delay is one, so it is in order."""
+        self._parked: deque[tuple[FrameHeader, bytes]] = deque()
+        self._parked_bytes = 0
+        self._resend_at = NEVER
+        """Earliest instant at which a sending end wants to be looked at, or earlier."""
+        self._counts: dict[str, int] = dict.fromkeys((*_COUNTERS, *counters), 0)
+
+    def _feed(self, event: SnapshotEvent, now: Instant, out: list[Effect]) -> None:
+        """Give the snapshot machine an event, and carry out what it orders.
+
+        Raises:
+            RemoteProtocolError: The event makes no sense; nothing is changed.
+        """
+        raise NotImplementedError
+
+    def channel_statistics(self) -> dict[str, int]:
+        """Counts since the start, and what is held now."""
+        ends = dict.fromkeys(("frames_resent", "timeouts", "items_repeated", "frames_reordered"), 0)
+        for peer in self._peers.values():
+            for end in (peer.sending, peer.receiving):
+                if end is not None:
+                    for name, value in end.statistics().items():
+                        if name in ends:
+                            ends[name] += value
+        return {
+            **self._counts,
+            **ends,
+            "peers": len(self._peers),
+            "peers_connected": sum(peer.connected for peer in self._peers.values()),
+            "outgoing_bytes": self.outgoing_bytes,
+            "unrouted": len(self._unrouted),
+            "parked_frames": len(self._parked),
+        }
+
+    def _flush_channels(self, now: Instant, out: list[Effect]) -> None:
+        """Frames to all peers that got something."""
+        if self._dirty:
+            dirty, self._dirty = self._dirty, {}
+            for peer in dirty.values():
+                self._flush_peer(peer, now, out)
+
+    @property
+    def _channels_due(self) -> int:
+        """Instant at which something here is due by itself."""
+        return min(self._resend_at, next(iter(self._acks.values()))) if self._acks else self._resend_at
+
+    def _channels_time(self, now: Instant, out: list[Effect]) -> None:
+        """Time has come for acknowledgements, or for sending again."""
+        while self._acks:
+            peer_id, at = next(iter(self._acks.items()))
+            if at > now:
+                break
+            peer = self._peers.get(peer_id)
+            if peer is None or peer.receiving is None or not peer.connected or not peer.receiving.ack_due:
+                del self._acks[peer_id]
+            else:
+                self._acknowledge(peer, out)
+        if now >= self._resend_at:
+            self._resend_at = NEVER
+            for peer in self._peers.values():
+                if peer.sending is None or not peer.connected:
+                    continue
+                at = peer.sending.next_timeout() or NEVER
+                if at <= now:
+                    peer.sending.timed_out(now)
+                    self._dirty[peer.id] = peer
+                    at = peer.sending.next_timeout() or NEVER
+                self._resend_at = min(self._resend_at, at)
+
+    def _peer_disconnected(self, peer_id: ParticipantId) -> None:
+        self._connected.pop(peer_id, None)
+        if peer_id in self._peers:
+            self._peers[peer_id].connected = False
+
+    def _flush_peer(self, peer: Peer, now: Instant, out: list[Effect]) -> None:
+        peer.number_waiting()
+        receiving = peer.receiving
+        if not peer.connected:
+            return
+        sending = peer.sending
+        if sending is not None:
+            frames = sending.frames(now)
+            if frames:
+                ack = 0
+                if receiving is not None:
+                    ack = receiving.ack()
+                    peer.unacknowledged_bytes = 0
+                    self._acks.pop(peer.id, None)
+                out += [self._data_frame(peer, frame, ack) for frame in frames]
+                self._counts["frames_sent"] += len(frames)
+            timeout = sending.next_timeout()
+            if timeout is not None and timeout < self._resend_at:
+                self._resend_at = timeout
+        if receiving is not None and receiving.ack_due:
+            if peer.unacknowledged_bytes >= _ACKNOWLEDGE_BYTES:
+                self._acknowledge(peer, out)
+            elif peer.id not in self._acks:
+                self._acks[peer.id] = now + ACK_DELAY_NS
+
+    def _acknowledge(self, peer: Peer, out: list[Effect]) -> None:
+        assert peer.receiving is not None, "nothing to acknowledge"
+        self._acks.pop(peer.id, None)
+        peer.unacknowledged_bytes = 0
+        self._counts["acks_sent"] += 1
+        number, epoch = peer.receiving.ack(), self._snapshot.newest_epoch
+        out.append(SendFrame(peer.id, KIND_ACK, self.incarnation, self.session, peer.session, epoch, 0, number, 0, b""))
+
+    def _data_frame(self, peer: Peer, frame: OutFrame, ack: int) -> SendFrame:
+        return SendFrame(
+            peer.id,
+            KIND_DATA,
+            self.incarnation,
+            self.session,
+            peer.session,
+            self._snapshot.newest_epoch,
+            frame.first_seq,
+            ack,
+            frame.count,
+            frame.body,
+        )
+
+    def _send(self, deliveries: Iterable[Delivery], out: list[Effect]) -> None:
+        """Each to where its agent is: here, onto a channel, or to those who wait for an agent to appear.
+
+        The hottest loop of the send path, hence `encode_message_item` written out in it.
+        """
+        here: list[Delivery] = []
+        routes = self._routes
+        total = 0
+        for delivery in deliveries:
+            envelope, data = delivery
+            peer = routes.get(envelope.target, _NOWHERE)
+            if peer is None:
+                here.append(delivery)
+                continue
+            size = len(data)
+            if type(peer) is not Peer or size > MESSAGE_BYTES_MAX:
+                self._no_route(delivery, out)
+                continue
+            waiting = peer.waiting
+            if not waiting:
+                self._dirty[peer.id] = peer
+            waiting.append(_pack_header(KIND_MESSAGE, size) + data)
+            size += ITEM_HEADER_BYTES
+            peer.waiting_bytes += size
+            total += size
+        self.outgoing_bytes += total
+        if here:
+            out.append(DeliverToAgents(here))
+
+    def _no_route(self, delivery: Delivery, out: list[Effect]) -> None:
+        target = delivery[0].target
+        host = None if self.topology is None else self.topology.host_of(target)
+        if len(delivery[1]) > MESSAGE_BYTES_MAX:
+            reason = f"a message of {len(delivery[1])} bytes; at most {MESSAGE_BYTES_MAX} are carried"
+        elif host is not None:
+            reason = f"{target} is hosted by {host}, to which {self.participant} has no channel"
+        elif len(self._unrouted) < UNROUTED_MESSAGES_MAX:
+            self._unrouted.append(delivery)
+            return
+        else:
+            reason = f"nobody hosts {target}, and {UNROUTED_MESSAGES_MAX} messages wait already"
+        self._counts["dead_letters"] += 1
+        out.append(DeadLetter(message=delivery, reason=reason))
+
+    def _frame_arrived(self, header: FrameHeader, body: bytes, now: Instant, out: list[Effect]) -> None:
+        peer = self._peers.get(header.source)
+        if (
+            peer is None
+            or header.source_session != peer.session
+            or header.target_session != self.session
+            or header.incarnation != self.incarnation
+            or header.target != self.participant
+        ):
+            self._not_of_this_stream(header, body, peer)
+            return
+        self._counts["frames_received"] += 1
+        sending = peer.sending
+        if header.ack and sending is not None:
+            before = sending.in_flight_bytes
+            try:
+                sending.acknowledged(header.ack, now)
+            except RemoteProtocolError:
+                self._counts["frames_impossible"] += 1
+                return
+            self.outgoing_bytes -= before - sending.in_flight_bytes
+            if sending.in_flight_bytes:
+                # The window may have opened, or a recovery goes on.
+                self._dirty[peer.id] = peer
+        if header.kind == KIND_ACK:
+            return
+        receiving = peer.receiving
+        if receiving is None:
+            self._counts["frames_impossible"] += 1
+            return
+        try:
+            runs = receiving.accept(header.first, split_items(body, header.count))
+        except (MalformedFrame, RemoteProtocolError):
+            self._counts["frames_impossible"] += 1
+            return
+        self._dirty[peer.id] = peer
+        peer.unacknowledged_bytes += len(body)
+        for first, items in runs:
+            self._hand_on(peer, first, items, now, out)
+
+    def _hand_on(self, peer: Peer, first: int, items: list[bytes], now: Instant, out: list[Effect]) -> None:
+        """Items in order and without gaps: recorded, counted, delivered; piecewise around markers and ends."""
+        receiving, channel = peer.receiving, peer.incoming
+        assert receiving is not None, "items of a channel that is not there"
+        start = 0
+        for position in control_positions(items):
+            if position > start:
+                self._hand_on_messages(peer, first + start, items[start:position], now, out)
+            item, number = items[position], first + position
+            event: SnapshotEvent
+            if item[0] == KIND_MARKER:
+                event = MarkerReceived(channel=channel, epoch=marker_epoch(item), number=number)
+            else:
+                event = ChannelEnded(channel=channel, number=number)
+            try:
+                self._feed(event, now, out)
+            except RemoteProtocolError:
+                self._counts["markers_impossible"] += 1
+            receiving.advance((item,))
+            start = position + 1
+        if start < len(items):
+            self._hand_on_messages(peer, first + start, items[start:] if start else items, now, out)
+
+    def _hand_on_messages(self, peer: Peer, first: int, items: list[bytes], now: Instant, out: list[Effect]) -> None:
+        receiving = peer.receiving
+        assert receiving is not None, "items of a channel that is not there"
+        if self._snapshot.records(peer.incoming):
+            self._feed(ItemsReceived(channel=peer.incoming, first=first, items=items), now, out)
+        receiving.advance(items)
+        self._counts["messages_received"] += len(items)
+        datas = [item[ITEM_HEADER_BYTES:] for item in items]
+        try:
+            deliveries = [(_decode_envelope(data), data) for data in datas]
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            deliveries = self._well_formed(datas)
+        get = self._routes.get
+        for delivery in deliveries:
+            if get(delivery[0].target, peer) is not None:
+                # Not all are for agents here: one of them has moved, or is not there yet.
+                self._send(deliveries, out)
+                return
+        if deliveries:
+            out.append(DeliverToAgents(deliveries))
+
+    def _well_formed(self, datas: list[bytes]) -> list[Delivery]:
+        """Genuine and in order, yet some are no envelopes: another build's fault. They count as received."""
+        found: list[Delivery] = []
+        for data in datas:
+            try:
+                found.append((_decode_envelope(data), data))
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                self._counts["messages_malformed"] += 1
+        return found
+
+    def _not_of_this_stream(self, header: FrameHeader, body: bytes, peer: Peer | None) -> None:
+        """Park what we shall understand with the next topology; count the rest."""
+        if header.target != self.participant:
+            self._counts["frames_misdirected"] += 1
+        elif (
+            header.incarnation < self.incarnation
+            or header.target_session < self.session
+            or (peer is not None and header.source_session < peer.session)
+        ):
+            self._counts["frames_stale"] += 1
+        elif self._parked_bytes + len(body) > PARKED_FRAMES_BYTES_MAX or header.kind == KIND_ACK:
+            self._counts["frames_dropped_early"] += 1
+        else:
+            self._parked.append((header, body))
+            self._parked_bytes += len(body) + _PARKED_OVERHEAD_BYTES
+
+    def _unpark(self, now: Instant, out: list[Effect]) -> None:
+        parked, self._parked, self._parked_bytes = self._parked, deque(), 0
+        for header, body in parked:
+            self._frame_arrived(header, body, now, out)
+
+    def _peer_connected(self, peer_id: ParticipantId, now: Instant) -> None:
+        self._connected[peer_id] = None
+        peer = self._peers.get(peer_id)
+        if peer is not None:
+            self._reconnect(peer, now)
+
+    def _reconnect(self, peer: Peer, now: Instant) -> None:
+        peer.connected = True
+        if peer.sending is not None:
+            peer.sending.reconnected(now)
+        self._dirty[peer.id] = peer
+
+    def _forget_peers(self, peers: list[Peer]) -> None:
+        for peer in peers:
+            self.outgoing_bytes -= peer.outgoing_bytes
+            if peer.sending is not None:
+                self._counts["items_lost"] += peer.sending.unacknowledged + len(peer.waiting)
+            if self._peers.get(peer.id) is peer:
+                del self._peers[peer.id]
+            if self._dirty.get(peer.id) is peer:
+                del self._dirty[peer.id]
+            if peer.id not in self._peers:
+                self._acks.pop(peer.id, None)
+
+
+_COUNTERS: Final = (
+    "messages_sent",
+    "messages_ingested",
+    "messages_received",
+    "messages_malformed",
+    "dead_letters",
+    "frames_sent",
+    "frames_received",
+    "frames_stale",
+    "frames_misdirected",
+    "frames_impossible",
+    "frames_dropped_early",
+    "markers_impossible",
+    "acks_sent",
+    "items_lost",
+)
