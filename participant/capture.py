@@ -14,7 +14,7 @@ Rules:
     * What the last *committed* epoch holds and what has not changed since is named again, not encoded. Epochs that
       ended otherwise leave nothing behind.
     * An agent's own `capture` that fails fails the epoch (`Unsavable`, with agent and path), not the agent.
-    * Slices of one participant's epochs run one after the other: a later one yields until the earlier ones have ended.
+    * Epochs may overlap: each encodes its own cut, in any order and interleaved.
 """
 
 from __future__ import annotations
@@ -110,10 +110,6 @@ class Capturer:
         """Frozen and neither committed nor dropped."""
         return tuple(self._frozen)
 
-    def first_to_encode(self) -> Frozen | None:
-        """The oldest cut that is still being encoded."""
-        return next((frozen for frozen in self._frozen.values() if not frozen.encoded), None)
-
     def oldest_since(self) -> int:
         """The oldest cut that some open epoch compares with."""
         return min([self._since, *(frozen.since for frozen in self._frozen.values())])
@@ -175,8 +171,6 @@ class Frozen:
         Raises:
             Unsavable: An agent's own `capture` cannot be saved: the epoch fails, with this as the cause.
         """
-        while not self.dropped and self._capturer.first_to_encode() is not self:
-            yield None
         for index, host in enumerate(self._hosts):
             if self.dropped:
                 return

@@ -23,6 +23,8 @@ V = TypeVar("V")
 
 LIVE_KEPT: Final = 64
 """Decoded copies that one keyed field keeps between turns: a hot key is not decoded each turn, and memory stays flat."""
+LIVE_KEPT_IN_TURN: Final = 1_024
+"""The same while something reads through all keys."""
 
 
 class PlainCell(Cell):
@@ -216,6 +218,8 @@ class KeyedState(Cell, MutableMapping[K, V]):
             return cast("V", self.form.load(stored))
         value = self.live.get(key, MISSING)
         if value is MISSING:
+            if len(self.live) >= LIVE_KEPT_IN_TURN:
+                self.live.clear()
             value = self.live[key] = self.form.load(stored)
         if self.mutable:
             writes[key] = value
@@ -312,8 +316,6 @@ class KeyedState(Cell, MutableMapping[K, V]):
             else:
                 new = source[key]
                 if new is old or (new == old and type(new) is type(old)):
-                    if key in self.encodings:
-                        live.pop(key, None)
                     continue
                 data[key] = new
             if key in self.encodings:

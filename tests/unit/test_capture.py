@@ -303,10 +303,13 @@ def test_overlapping_epochs_hold_each_their_own_cut():
     second_content = content(agent)
     second = world.capturer.freeze(2, world.hosts.values(), now=0)
     turn(world, agent, lambda a, ctx: (setattr(a, "spent", 2), a.orders.pop("k8"), a.log.append("y")))
-    waiting = second.slices()
-    assert next(waiting) is None
-    world.drive(first.slices())
-    world.drive(waiting)
+    later, earlier = second.slices(), first.slices()
+    for _ in range(3):
+        for slices in (later, earlier):
+            world.drive(iter([next(slices)]))
+    world.drive(later)
+    turn(world, agent, lambda a, ctx: (setattr(a, "spent", 3), a.orders.pop("k9"), a.log.append("z")))
+    world.drive(earlier)
     for frozen in (second, first):
         world.drive(frozen.channel_slices([]))
     restored = [world.restored(Store("main"), frozen.agent_snapshots()[0]).agent for frozen in (first, second)]
@@ -314,6 +317,56 @@ def test_overlapping_epochs_hold_each_their_own_cut():
     world.capturer.committed(2)
     world.capturer.committed(1)
     assert content(world.restored(Store("main"), world.epoch(3)["store/main"]).agent) == content(agent)
+
+
+def test_three_open_cuts_keep_what_each_still_needs():
+    """Reading the oldest must not let go of what the newer ones need."""
+    world, agent = store(lambda a, ctx: a.counts.update({1: 0}))
+    frozen, contents = [], []
+    for number in (1, 2, 3):
+        turn(world, agent, lambda a, ctx, n=number: (a.counts.update({1: n, n + 10: n}), setattr(a, "spent", n)))
+        contents.append(content(agent))
+        frozen.append(world.capturer.freeze(number, world.hosts.values(), now=0))
+    turn(world, agent, lambda a, ctx: (a.counts.update({1: 99}), setattr(a, "spent", 99)))
+    for part, expected in zip(frozen, contents, strict=True):
+        world.drive(part.slices())
+        world.drive(part.channel_slices([]))
+        assert content(world.restored(Store("main"), part.agent_snapshots()[0]).agent) == expected
+
+
+def test_an_epoch_compares_with_the_base_that_it_was_frozen_over():
+    """The second commits while the third and fourth are open: what had changed before it is still news to the fourth."""
+    world, agent = store(fill)
+    world.epoch(1)
+    frozen, contents = {}, {}
+    for number in (2, 3, 4):
+        turn(world, agent, lambda a, ctx, n=number: (a.counts.update({n: -n}), a.log.append(str(n))))
+        contents[number] = content(agent)
+        frozen[number] = world.capturer.freeze(number, world.hosts.values(), now=0)
+    for number, part in frozen.items():
+        world.drive(part.slices())
+        world.drive(part.channel_slices([]))
+        assert content(world.restored(Store("main"), part.agent_snapshots()[0]).agent) == contents[number]
+        world.capturer.committed(number)
+
+
+def test_blocks_of_small_items_share_chunks_and_stay_right_as_they_grow():
+    class Numbers(Agent, kind="numbers"):
+        items = value(list[int], default=[])
+        grow = 0
+
+        @handler
+        def on_do(self, ctx: Context, do: Do) -> None:
+            self.items.extend(range(self.grow))
+
+    numbers = Numbers("main")
+    world = AgentWorld(numbers)
+    for epoch in range(1, 40):
+        numbers.grow = 32 if epoch % 3 else 31
+        world.handle(Do())
+        snapshot = world.epoch(epoch)["numbers/main"]
+        assert world.restored(Numbers("main"), snapshot).agent.items == numbers.items
+        assert len(snapshot.fields[0].segments[0]) <= 2 + len(numbers.items) // 32
 
 
 def test_a_dropped_epoch_ends_its_slices_and_lets_the_next_begin():
