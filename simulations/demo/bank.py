@@ -97,10 +97,10 @@ async def run(
     begun = loop.time()
     reporter = asyncio.create_task(_tell_epochs(cluster, say))
     try:
-        await asyncio.sleep(seconds / 2)
+        await cluster.work_for(seconds / 2)
         if len(cluster.coordinators) > 1:
             await _kill_leader(cluster, say, result)
-        await asyncio.sleep(max(seconds - (loop.time() - begun), 2.0))
+        await cluster.work_for(max(seconds - (loop.time() - begun), 2.0))
         await cluster.call("PUT", "/v1/policy", {**POLICY, "kind": "manual"})
         await _wait_no_open_epoch(cluster)
     finally:
@@ -130,9 +130,14 @@ async def _tell_epochs(cluster: LocalCluster, say: Callable[[str], None]) -> Non
                     f"  epoch {epoch['epoch']} committed in {epoch['duration_ms']} ms, {epoch['in_flight']} messages in flight"
                 )
             else:
-                abort = epoch.get("abort") or {}
-                say(f"  epoch {epoch['epoch']} aborted: {abort.get('cause', 'no cause given')}")
+                say(f"  epoch {epoch['epoch']} aborted: {abort_words(epoch.get('abort') or {})}")
         await asyncio.sleep(0.3)
+
+
+def abort_words(abort: dict[str, Any]) -> str:
+    """Who, in which phase, why."""
+    who = f"{abort['participant']}, " if abort.get("participant") else ""
+    return f"{who}phase {abort.get('phase', 'unknown')}: {abort.get('cause', 'no cause given')}"
 
 
 async def _kill_leader(cluster: LocalCluster, say: Callable[[str], None], result: Result) -> None:

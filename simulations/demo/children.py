@@ -11,7 +11,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
@@ -94,10 +94,25 @@ class Child:
             return "".join(deque(file, maxlen=count))
 
 
-async def start(name: str, arguments: list[str], *, log: Path, die_with_parent: bool = True) -> Child:
-    """Start a child; its standard error goes to `log`, its standard input and output are pipes."""
+async def start(
+    name: str,
+    arguments: list[str],
+    *,
+    log: Path,
+    die_with_parent: bool = True,
+    variables: Mapping[str, str] | None = None,
+) -> Child:
+    """Start a child; its standard error goes to `log`, its standard input and output are pipes.
+
+    Args:
+        name: For people.
+        arguments: Program and arguments.
+        log: Appended to.
+        die_with_parent: Let it never outlive this process.
+        variables: Added to this process's environment.
+    """
     before: Callable[[], None] | None = _die_with_parent if die_with_parent else None
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *arguments,

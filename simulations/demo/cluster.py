@@ -60,6 +60,7 @@ class LocalCluster:
         folder: Exists and is empty.
         name: Cluster's name.
         coordinator_count: 1, 3 or 5.
+        variables: Added to the environment of every process.
     """
 
     folder: Path
@@ -67,6 +68,7 @@ class LocalCluster:
     coordinator_count: int = 3
     coordinators: list[Coordinator] = field(default_factory=list)
     participants: dict[str, children.Child] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
     _session: aiohttp.ClientSession | None = None
 
     @property
@@ -154,16 +156,18 @@ class LocalCluster:
             one.id,
             [sys.executable, "-m", "coordinator.runtime.service", "--config", str(one.config)],
             log=self.folder / "logs" / f"{one.id}.log",
+            variables=self.variables,
         )
 
-    async def start_participant(self, spec: Spec) -> None:
+    async def start_participant(self, spec: Spec, *, module: str = "simulations.demo.process") -> None:
         """Start one participant process and wait until it says that it is ready (a member)."""
         path = self.folder / f"{spec.id}.json"
         path.write_bytes(msgspec.json.encode(spec))
         child = await children.start(
             spec.id,
-            [sys.executable, "-m", "simulations.demo.process", str(path)],
+            [sys.executable, "-m", module, str(path)],
             log=self.folder / "logs" / f"{spec.id}.log",
+            variables=self.variables,
         )
         self.participants[spec.id] = child
         try:
@@ -225,12 +229,7 @@ class LocalCluster:
                 leader = await self._leader_according_to(each)
                 if leader and leader != other_than:
                     return leader, loop.time() - begun
-            for each in self.coordinators:
-                if each.child is not None and not each.child.running and not each.child.ended_on_purpose:
-                    raise ClusterFailed(
-                        f"coordinator {each.id} ended by itself; the end of {each.child.log}:\n{each.child.last_lines()}"
-                    )
-            await asyncio.sleep(POLL_SECONDS)
+            await self.work_for(POLL_SECONDS)
         raise ClusterFailed(f"no leader within {READY_SECONDS:.0f} s; the logs are in {self.folder / 'logs'}")
 
     async def _leader_according_to(self, one: Coordinator) -> str:
@@ -242,6 +241,28 @@ class LocalCluster:
                 return str((await response.json()).get("leader") or "")
         except (TimeoutError, aiohttp.ClientError, OSError):
             return ""
+
+    async def work_for(self, seconds: float) -> None:
+        """Let the cluster work; it is watched meanwhile.
+
+        Raises:
+            ClusterFailed: A process ended by itself.
+        """
+        endings = [asyncio.create_task(child.wait()) for child in self._watched()]
+        try:
+            await asyncio.wait(endings, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for ending in endings:
+                ending.cancel()
+        for child in self._watched():
+            if not child.running:
+                raise ClusterFailed(
+                    f"{child.name} ended by itself with {child.returncode}; the end of {child.log}:\n{child.last_lines()}"
+                )
+
+    def _watched(self) -> list[children.Child]:
+        coordinators = [each.child for each in self.coordinators if each.child is not None]
+        return [child for child in [*self.participants.values(), *coordinators] if not child.ended_on_purpose]
 
     def coordinator(self, name: str) -> Coordinator:
         """One coordinator by id."""

@@ -157,6 +157,8 @@ async def _whole(
 def _tell_bank(result: Result, say: Callable[[str], None], *, as_json: bool) -> int:
     import msgspec
 
+    from simulations.demo import bank
+
     if as_json:
         click.echo(msgspec.json.encode(result).decode())
     else:
@@ -165,13 +167,11 @@ def _tell_bank(result: Result, say: Callable[[str], None], *, as_json: bool) -> 
         say(f"epochs committed           {result.epochs_committed}")
         say(f"epochs aborted             {result.epochs_aborted}")
         for abort in result.aborted:
-            say(
-                f"  epoch {abort['epoch']}: {abort.get('participant') or '-'}, {abort.get('phase')}: {abort.get('cause')}"
-            )
+            say(f"  epoch {abort['epoch']}: {bank.abort_words(abort)}")
         say(f"messages handled           {result.messages}")
         say(f"in-flight recorded         {result.in_flight_recorded} messages, over all cuts")
         say(f"money in each cut          {result.total_expected / 100:.2f} in {right} of {len(result.totals)} cuts")
-        say(f"orders made                {result.orders_made}, every one accounted for in every cut")
+        say(f"orders made                {result.orders_made}; every cut accounts for each one")
         say(f"longest stall by a cut     {result.max_stall_ms:.1f} ms (outside of cuts: {result.idle_stall_ms:.1f} ms)")
         for seconds in result.election_seconds:
             say(f"leader killed, next after  {seconds:.2f} s")
