@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from coordinator.runtime.raft import pinned
+from coordinator.runtime.raft.config import RaftTiming
 from coordinator.runtime.raft.guards import Guards
 from coordinator.runtime.raft.journal import DurableJournal
 from coordinator.runtime.raft.pinned import Member, SyncObj, SyncObjConf, Transport, replicated
@@ -18,7 +19,6 @@ from coordinator.runtime.raft.snapshot_file import CorruptSnapshot, SnapshotStor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from coordinator.runtime.raft.config import RaftTiming
     from coordinator.runtime.raft.files import Files
     from protocol.ids import CoordinatorId
 
@@ -26,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 BARRIER: Final = ""
 """A command that never reaches the state machine: applied, it proves that all before it was."""
+_ALONE: Final = RaftTiming(heartbeat=0.01, election_min=0.04, election_max=0.05)
+"""A group of one has nobody to wait for before it elects itself."""
 APPLY_FAILED: Final = '{"error":{"code":"apply-failed","message":"the ledger could not apply this command"}}'
 """Result of a command whose application raised. The same on every coordinator, as the exception is."""
 
@@ -90,7 +92,14 @@ class Replica(SyncObj):  # type: ignore[misc] # the library is untyped
         super().__init__(
             Member(coordinator),
             [Member(member) for member in members if member != coordinator],
-            _library_settings(timing, self.journal, self.store, compact_entries, compact_seconds, batch_bytes),
+            _library_settings(
+                timing if len(members) > 1 else _ALONE,
+                self.journal,
+                self.store,
+                compact_entries,
+                compact_seconds,
+                batch_bytes,
+            ),
             transport=transport,
         )
         self.store.raft = self
