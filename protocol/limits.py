@@ -79,7 +79,7 @@ LEDGER_RESULTS_REMEMBERED_MAX: Final = 256
 """Results per client: four times what a leader has in flight."""
 
 SEGMENT_TARGET_BYTES: Final = 64 * KIB
-"""Keyed state is cut into segments of about this many encoded bytes: one changed key rewrites one segment."""
+"""Keyed state is written in segments of about this many encoded bytes: one background slice's work each."""
 CHUNK_BYTES_MAX: Final = 8 * MIB
 """One chunk, uncompressed."""
 PACK_TARGET_BYTES: Final = 64 * MIB
