@@ -11,6 +11,7 @@ then `_tick` runs turns for a slice, and flushes: everything sent leaves in one 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import secrets
@@ -201,6 +202,7 @@ class Participant:
             raise ConfigError("participant", "one object is one life of a participant; make another")
         self._entered = True
         self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
         self._clock = self._given_clock or LoopClock()
         config = self.config
         arm_failpoints(os.environ, config.hosts)
@@ -394,7 +396,8 @@ class Participant:
         """Have `_tick` run in this turn of the loop or the next."""
         if not self._tick_due and not self._closed:
             self._tick_due = True
-            self._loop.call_soon(self._tick)
+            # Woken by a handler's task, the tick and the turns in it do not see that task's context variables.
+            self._loop.call_soon(self._tick, context=self._context)
 
     def _tick(self) -> None:
         self._tick_due = False

@@ -4,7 +4,7 @@ Rules:
     * One turn at a time per agent; agents of one participant take turns fairly.
     * A handler that never awaits runs right here: no task, no queue, no wake-up. One that awaits runs in a worker, a real
       task (so that ``asyncio.timeout`` and the like work), and others go on meanwhile.
-    * Turns run back to back for `TURN_SLICE_NS`, then sockets are served.
+    * Turns run back to back for `TURN_SLICE_NS` of real time, whatever the driver's clock does; then sockets are served.
     * A turn's state and its sends take effect in one moment: nothing is carried out between `Turn.commit` and
       `TurnCommitted`, so no cut can fall between them. Turns that run back to back hand over their sends together, at
       the latest before anything but a turn happens: to everybody else they are one moment.
@@ -19,6 +19,7 @@ import contextvars
 import logging
 from collections import deque
 from heapq import heappop, heappush
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from participant.failure import DeadLettered, RetryAfter, Stopped
@@ -90,6 +91,7 @@ class Pump:
         self._busy: dict[_Worker, None] = {}
         self._running = False
         self._closing = False
+        self._context = contextvars.copy_context()
         self.mailbox_bytes = 0
         """Encoded messages in all mailboxes, those of running turns included."""
         self.turns = 0
@@ -141,21 +143,19 @@ class Pump:
         if not self._running:
             return False
         ready = self._ready
-        began = now = self._clock.now()
-        end = began + TURN_SLICE_NS
+        began = monotonic_ns()
         try:
-            while now < end:
+            while monotonic_ns() - began < TURN_SLICE_NS:
                 if not ready:
                     self._hand_in()
                     if not ready:
                         break
                 runner = ready.popleft()
                 runner.queued = False
-                self._burst(runner, now)
-                now = self._clock.now()
+                self._burst(runner, self._clock.now())
         finally:
             self._hand_in()
-        self.slice_ns_max = max(self.slice_ns_max, now - began)
+        self.slice_ns_max = max(self.slice_ns_max, monotonic_ns() - began)
         return bool(ready)
 
     def _hand_in(self) -> None:
@@ -292,7 +292,8 @@ class Pump:
             worker.give(runner, turn, coroutine)
         else:
             worker = _Worker(runner, turn, coroutine)
-            self._tasks.spawn(self._work(worker), name="agent turns")
+            # Not in the context of whatever called us: it may be the dirty one of a turn that ended just now.
+            self._tasks.spawn(self._work(worker), name="agent turns", context=self._context.copy())
         self._busy[worker] = None
 
     async def _work(self, worker: _Worker) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
+    from contextvars import Context
 
 
 class TaskSet:
@@ -28,9 +29,9 @@ class TaskSet:
         # Ordered by start: closing cancels in the same order in every run.
         self._tasks: dict[asyncio.Task[Any], None] = {}
 
-    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
-        """Run `work` until it ends or `close` cancels it."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str, context: Context | None = None) -> asyncio.Task[Any]:
+        """Run `work` until it ends or `close` cancels it; in a copy of the current context, or in the given one."""
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self._tasks[task] = None
         task.add_done_callback(self._ended)
         return task

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, Protocol
 
 from participant.capture import Capturer
@@ -196,21 +197,20 @@ class Uploader:
         part.timings[phase] = self._clock.now() - part.began
 
     async def _encode(self, part: _Part, slices: Generator[Pack | None, None, None]) -> None:
-        """Run slices, each for `CAPTURE_SLICE_NS`; finished packs go to threads meanwhile."""
+        """Run slices, each for `CAPTURE_SLICE_NS` of real time; finished packs go to threads meanwhile."""
         async with self._encoding:
-            clock = self._clock
-            began = clock.now()
+            began = monotonic_ns()
             for pack in slices:
                 if pack is not None:
                     part.uploads.append(self._upload(part, pack))
                     await self._bound_uploads(part)
-                    began = clock.now()
+                    began = monotonic_ns()
                     continue
-                took = clock.now() - began
+                took = monotonic_ns() - began
                 if took >= CAPTURE_SLICE_NS:
                     self._slice_ns_max = max(self._slice_ns_max, took)
                     await asyncio.sleep(0)
-                    began = clock.now()
+                    began = monotonic_ns()
 
     def _upload(self, part: _Part, pack: Pack) -> asyncio.Task[None]:
         # Not one of the driver's tasks: that it fails is this epoch's matter, which awaits it.

@@ -1,0 +1,222 @@
+"""Turns on the loop: which run in a task, what a handler may do there, and what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+
+import msgspec
+import pytest
+
+from participant import Agent, Context, DeadLetter, Stop, handler, value
+from participant.testing import Cluster
+
+tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default="clean")
+
+
+class Do(msgspec.Struct, frozen=True):
+    what: str
+    count: int = 0
+
+
+class Worker(Agent, kind="worker"):
+    seen = value(list[str], default=[])
+
+    failure = DeadLetter()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.tasks: list[object] = []
+        self.gate = asyncio.Event()
+
+    @handler
+    async def on_do(self, ctx: Context, do: Do) -> None:
+        self.tasks.append(asyncio.current_task())
+        self.seen.append(f"{do.what} {tag.get()}")
+        match do.what:
+            case "time out":
+                try:
+                    async with asyncio.timeout(0.001):
+                        await asyncio.sleep(60)
+                except TimeoutError:
+                    self.seen.append("timed out")
+            case "tag":
+                tag.set("dirty")
+            case "cancel":
+                raise asyncio.CancelledError
+            case "swallow":
+                task = asyncio.current_task()
+                assert task is not None
+                task.cancel()
+                try:
+                    await asyncio.sleep(60)
+                except asyncio.CancelledError:
+                    self.seen.append("swallowed")
+            case "wait":
+                await self.gate.wait()
+            case "outlive":
+                self.leaked = ctx
+            case "use leaked":
+                self.leaked.send("worker/main", Do("never"))
+            case _:
+                await asyncio.sleep(0)
+
+
+class Counter(Agent, kind="counter"):
+    """Never awaits: plain, and async without a place to wait."""
+
+    count = value(int, default=0)
+    failure = Stop()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.tasks: list[object] = []
+
+    @handler
+    async def on_do(self, ctx: Context, do: Do) -> None:
+        self.tasks.append(asyncio.current_task())
+        self.count += 1
+        if do.what == "stop":
+            raise RuntimeError("broken for good")
+        if do.count:
+            ctx.send("counter/main", Do("again", do.count - 1))
+
+
+async def test_handlers_that_never_await_run_without_a_task() -> None:
+    async with Cluster(Counter("main")) as cluster:
+        await cluster.send("counter/main", Do("count", 500))
+        await cluster.idle()
+        assert cluster["counter/main"].count == 501
+        assert set(cluster["counter/main"].tasks) == {None}
+
+
+async def test_handlers_that_await_run_in_a_task_that_is_used_again() -> None:
+    async with Cluster(Worker("main")) as cluster:
+        for _ in range(20):
+            await cluster.send("worker/main", Do("plain"))
+        await cluster.idle()
+        tasks = cluster["worker/main"].tasks
+        assert None not in tasks
+        assert len(set(tasks)) == 1
+
+
+async def test_a_timeout_in_a_handler_works() -> None:
+    async with Cluster(Worker("main")) as cluster:
+        await cluster.send("worker/main", Do("time out"))
+        await cluster.send("worker/main", Do("after"))
+        await cluster.idle()
+        assert cluster["worker/main"].seen == ["time out clean", "timed out", "after clean"]
+
+
+async def test_context_variables_of_one_turn_are_not_the_next_ones() -> None:
+    async with Cluster(Worker("main")) as cluster:
+        await cluster.send("worker/main", Do("tag"))
+        await cluster.send("worker/main", Do("after"))
+        await cluster.idle()
+        assert cluster["worker/main"].seen == ["tag clean", "after clean"]
+
+
+async def test_a_cancellation_that_a_handler_raises_or_swallows_harms_nobody_else() -> None:
+    async with Cluster(Worker("main")) as cluster:
+        for what in ("cancel", "swallow", "time out", "after"):
+            await cluster.send("worker/main", Do(what))
+        await cluster.idle()
+        (letter,) = cluster.dead_letters
+        assert "CancelledError" in letter.reason
+        assert cluster["worker/main"].seen == [
+            "swallow clean",
+            "swallowed",
+            "time out clean",
+            "timed out",
+            "after clean",
+        ]
+
+
+async def test_agents_of_one_participant_do_not_wait_for_each_other() -> None:
+    slow, quick = Worker("slow"), Counter("main")
+    async with Cluster([slow, quick]) as cluster:
+        await cluster.send("worker/slow", Do("wait"))
+        await cluster.send("worker/slow", Do("after"))
+        await cluster.send("counter/main", Do("count", 3))
+        while quick.count < 4:  # noqa: ASYNC110 - turns of the loop
+            await asyncio.sleep(0)
+        assert slow.seen == ["wait clean"], "the working copy of the turn that runs; the next one has not begun"
+        slow.gate.set()
+        await cluster.idle()
+        assert slow.seen == ["wait clean", "after clean"]
+
+
+async def test_a_busy_agent_does_not_starve_another_one() -> None:
+    class Endless(Agent, kind="endless"):
+        turns = value(int, default=0)
+
+        @handler
+        def on_do(self, ctx: Context, do: Do) -> None:
+            self.turns += 1
+            if not stop.is_set():
+                ctx.send(self.id, do)
+
+    stop = asyncio.Event()
+    endless, quick = Endless("main"), Counter("main")
+    async with Cluster([endless, quick]) as cluster:
+        await cluster.send("endless/main", Do("spin"))
+        await cluster.send("counter/main", Do("count", 10))
+        while quick.count < 11:  # noqa: ASYNC110 - turns of the loop
+            await asyncio.sleep(0)
+        assert endless.turns > 0
+        stop.set()
+        await cluster.idle()
+        assert cluster.statistics()["turn_slice_ns_max"] >= 0
+
+
+async def test_a_context_that_outlives_its_turn_is_of_no_use() -> None:
+    async with Cluster(Worker("main")) as cluster:
+        await cluster.send("worker/main", Do("outlive"))
+        await cluster.send("worker/main", Do("use leaked"))
+        await cluster.idle()
+        (letter,) = cluster.dead_letters
+        assert "after its turn" in letter.reason
+
+
+async def test_an_agent_that_stops_keeps_its_message_and_says_so_in_an_epoch() -> None:
+    async with Cluster(Counter("main")) as cluster:
+        await cluster.send("counter/main", Do("stop"))
+        await cluster.send("counter/main", Do("behind"))
+        await cluster.idle()
+        epoch = await cluster.epoch()
+        assert epoch.mailbox("counter/main") == [Do("stop"), Do("behind")]
+        assert epoch.state("counter/main") == {"count": 0}
+
+
+async def test_a_turn_that_runs_at_the_end_has_not_happened() -> None:
+    worker = Worker("main")
+    async with Cluster(worker) as cluster:
+        await cluster.send("worker/main", Do("wait"))
+        while not worker.tasks:  # noqa: ASYNC110 - turns of the loop
+            await asyncio.sleep(0)
+    assert worker.seen == []
+
+
+async def test_memory_of_mailboxes_is_counted_to_the_byte() -> None:
+    worker = Worker("main")
+    async with Cluster(worker) as cluster:
+        await cluster.send("worker/main", Do("wait"))
+        for what in ("cancel", "time out", "after"):
+            await cluster.send("worker/main", Do(what))
+        assert cluster.statistics()["mailbox_bytes"] > 0
+        worker.gate.set()
+        await cluster.idle()
+        assert cluster.statistics()["mailbox_bytes"] == 0
+
+
+async def test_an_exit_that_a_handler_raises_is_not_swallowed() -> None:
+    class Leaver(Agent, kind="leaver"):
+        @handler
+        async def on_do(self, ctx: Context, do: Do) -> None:
+            await asyncio.sleep(0)
+            raise GeneratorExit(do.what)
+
+    with pytest.raises(Exception, match="GeneratorExit: gone"):  # noqa: PT012 - one life
+        async with Cluster(Leaver("main")) as cluster:
+            await cluster.send("leaver/main", Do("gone"))
+            await cluster.idle()
