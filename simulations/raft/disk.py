@@ -121,6 +121,10 @@ class SimulatedFiles:
         """An operator's mistake."""
         del self._files[name]
 
+    def wipe(self) -> None:
+        """A new, empty disk."""
+        self._files.clear()
+
     def put(self, name: str, data: bytes) -> None:
         """A file as it is to be found, durable."""
         self._files[name] = _File(bytearray(data), len(data))

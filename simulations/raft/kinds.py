@@ -21,7 +21,10 @@ KINDS: Final[Mapping[str, Options]] = {
     "faults": _FAULTS,
     "storage": _STORAGE,
     "storage-leader-crash": replace(_STORAGE, crash_leader_at_end=True),
+    "rejoin": replace(_STORAGE, wipes=True),
+    "rejoin-five": replace(_STORAGE, wipes=True, size=5),
     "storage-five": replace(_STORAGE, size=5),
 }
 """leader-crash: no faults until the leader dies for good. faults: cuts, crashes, power losses, restarts. storage: the
-same with frequent compaction, snapshots shipped, failing syncs, deaths inside file operations."""
+same with frequent compaction, snapshots shipped, failing syncs, deaths inside file operations. rejoin: disks
+are lost as a whole, one at a time."""

@@ -53,8 +53,8 @@ class SimulatedMember(Protocol):
         """Propose a command."""
         ...
 
-    def connected(self, peer: str) -> None:
-        """A connection is up."""
+    def connected(self, peer: str, *, rejoining: bool) -> None:
+        """A connection is up, to a peer that says of itself whether it lost its folder."""
         ...
 
     def disconnected(self, peer: str) -> None:
@@ -133,7 +133,7 @@ class StockMember:
 
         self.raft.put(number, "x" * 80, callback=answered)
 
-    def connected(self, peer: str) -> None:
+    def connected(self, peer: str, *, rejoining: bool) -> None:
         """See `SimulatedMember`."""
         self._up.add(peer)
         self._wire._onNodeConnected(Member(peer))  # noqa: SLF001 - as every transport does
@@ -166,6 +166,8 @@ class GuardedMember:
         files: SimulatedFiles,
         now: Callable[[], float],
         compact_entries: int,
+        *,
+        rejoin: bool = False,
     ) -> None:
         self.name = name
         self._post = post
@@ -190,6 +192,7 @@ class GuardedMember:
             compact_entries=compact_entries,
             compact_seconds=1e9,
             batch_bytes=BATCH_BYTES,
+            rejoin=rejoin,
         )
 
     @property
@@ -225,9 +228,10 @@ class GuardedMember:
 
         self.raft.apply(f"{number:080}", callback=answered)
 
-    def connected(self, peer: str) -> None:
+    def connected(self, peer: str, *, rejoining: bool) -> None:
         """See `SimulatedMember`."""
         self._up.add(peer)
+        self.raft.guards.connected(Member(peer), rejoining=rejoining)
         self._wire._onNodeConnected(Member(peer))  # noqa: SLF001 - as every transport does
 
     def disconnected(self, peer: str) -> None:

@@ -48,6 +48,8 @@ class Options:
     """Crash of a coordinator (a quorum stays up); half of them lose power, and half die inside a file operation."""
     restarts: int = 0
     sync_errors: int = 0
+    wipes: bool = False
+    """Half of the restarts find an empty disk and rejoin, if nobody else is rejoining."""
     compact_entries: int = 10**9
 
 
@@ -61,7 +63,7 @@ class Outcome:
     steps: int = 0
     term: int = 0
     crashes: int = 0
-    snapshots_installed: int = 0
+    wipes: int = 0
     guards: dict[str, int] = field(default_factory=dict)
     violations: list[str] = field(default_factory=list)
     sequences: dict[str, list[int]] = field(default_factory=dict)
@@ -85,6 +87,7 @@ class World:
         self._folder: Path | None = None
         self._acknowledged: dict[int, None] = {}
         self._leaders: dict[int, str] = {}
+        self._rejoining = dict.fromkeys(self.names, False)
         self._needs_folder = not options.guarded and options.restarts > 0
 
     # Life.
@@ -123,6 +126,10 @@ class World:
 
     def restart(self, name: str) -> None:
         """`name` comes back with what its disk holds. Refusing to start after a mere crash is a violation."""
+        if self.options.wipes and not any(map(self._is_rejoining, self.names)) and self.prng.chance(1, 2):
+            self._disks[name].wipe()
+            self._rejoining[name] = True
+            self.outcome.wipes += 1
         while True:
             try:
                 self.members[name] = self._make(name)
@@ -146,7 +153,7 @@ class World:
         for here, there in ((a, b), (b, a)):
             if here in self.members:
                 if up:
-                    self.members[here].connected(there)
+                    self.members[here].connected(there, rejoining=self._is_rejoining(there))
                 else:
                     self.members[here].disconnected(there)
 
@@ -229,7 +236,13 @@ class World:
         if not self.options.guarded:
             return StockMember(name, self.names, self._post, self._folder)
         return GuardedMember(
-            name, self.names, self._post, self._disks[name], lambda: self.now, self.options.compact_entries
+            name,
+            self.names,
+            self._post,
+            self._disks[name],
+            lambda: self.now,
+            self.options.compact_entries,
+            rejoin=self._rejoining[name],
         )
 
     def _post(self, source: str, target: str, message: Any) -> None:  # noqa: ANN401 - each kind has its own form
@@ -293,6 +306,13 @@ class World:
             disk.die_at = disk.operations + self.prng.between(1, 8)
         else:
             self.crash(name, power=self.prng.chance(1, 2))
+
+    def _is_rejoining(self, name: str) -> bool:
+        """Also of one that is down: what its disk says is known when it is back."""
+        member = self.members.get(name)
+        if isinstance(member, GuardedMember):
+            self._rejoining[name] = member.raft.journal.rejoining
+        return self._rejoining[name]
 
     def _is_doomed(self, name: str) -> bool:
         return self._disks[name].die_at is not None or self._disks[name].fail_next_sync

@@ -123,6 +123,7 @@ class RaftProcess:
             "tls": str(config.tls.ca.parent) if config.tls else None,
             "preset": self._preset,
             "compact_entries": config.compact_entries,
+            "rejoin": config.rejoin,
         }
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -259,6 +260,7 @@ async def _child(settings: dict) -> None:
         tls=tls_files(Path(settings["tls"]), name) if settings["tls"] else None,
         timing=timing_preset(settings["preset"]),
         compact_entries=settings["compact_entries"],
+        rejoin=settings["rejoin"],
     )
     ledger, seen = Ledger(), Ledger()
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import itertools
+import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -191,6 +193,29 @@ async def test_a_rejoining_coordinator_with_a_long_backlog_catches_up(tmp_path):
         sequence = await group.wait_equal()
         print(f"caught up {len(sequence)} commands in {time.monotonic() - started_at:.2f} s, start of Python included")
         assert set(load.acknowledged) <= set(sequence)
+
+
+async def test_a_coordinator_whose_disk_is_lost_rejoins_empty_and_votes_once_it_has_caught_up(tmp_path):
+    async with raft_processes(tmp_path, compact_entries=60) as group:
+        leader = await group.wait_leader()
+        load = Load("w")
+        load.start(leader)
+        await load.wait_acknowledged(200)
+        await load.end()
+        lost = next(member for member in group.members if member is not leader)
+        await lost.kill()
+        shutil.rmtree(lost.config.folder)
+        lost.config = replace(lost.config, rejoin=True)
+        await lost.start()
+        assert set(load.acknowledged) <= set(await group.wait_equal())
+        await eventually(lambda: has_rejoined(lost))
+        await leader.kill()
+        await group.wait_leader()
+        assert set(load.acknowledged) <= set(await group.wait_equal())
+
+
+async def has_rejoined(member: RaftProcess) -> bool:
+    return not (await member.ask("status"))["rejoining"]
 
 
 async def test_a_command_submitted_to_a_follower_reaches_the_leader_and_is_readable_there(tmp_path):

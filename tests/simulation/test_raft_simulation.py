@@ -85,6 +85,12 @@ def test_without_syncs_the_same_schedules_fail(monkeypatch):
     assert first_violation("storage-leader-crash", range(30))
 
 
+def test_without_the_rejoin_rule_the_same_schedules_fail(monkeypatch):
+    """A coordinator that comes back empty and votes as if it were new forgets what it acknowledged."""
+    monkeypatch.setattr("coordinator.runtime.raft.journal.DurableJournal.rejoining", False)
+    assert first_violation("rejoin", range(60))
+
+
 def test_a_schedule_is_the_same_in_every_process():
     program = (
         "from simulations.raft.kinds import KINDS; from simulations.raft.world import run_schedule;"

@@ -15,9 +15,9 @@ LEADER = Member("c2")
 class Follower:
     """c1, that hears c2 and records its answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, rejoin: bool = False) -> None:
         self.files = SimulatedFiles(Prng(1))
-        self.member = GuardedMember("c1", NAMES, lambda *_: None, self.files, lambda: 0.0, 10**9)
+        self.member = GuardedMember("c1", NAMES, lambda *_: None, self.files, lambda: 0.0, 10**9, rejoin=rejoin)
         self.answers: list[dict] = []
         self.member._wire._send = lambda _peer, message: self.answers.append(self.guards.outgoing(message)) or True
         self.guards = self.member.raft.guards
@@ -119,7 +119,7 @@ def leader():
     made = Follower()
     raft = made.member.raft
     for name in ("c2", "c3"):
-        made.member.connected(name)
+        made.member.connected(name, rejoining=False)
     raft._SyncObj__raftElectionDeadline = 0
     raft.doTick(0)
     made.hear({"type": "response_vote", "term": 1})
@@ -154,3 +154,56 @@ def test_an_acknowledgement_of_another_term_is_not_counted(leader):
 def test_a_rejection_moves_the_pipeline_to_its_hint(leader):
     leader.hear({"type": "next_node_idx", "next_node_idx": 2, "reset": True, "success": False, "term": 1})
     assert next_index_of(leader.member.raft)[LEADER] == 2
+
+
+@pytest.fixture
+def rejoining():
+    made = Follower(rejoin=True)
+    made.member.connected("c2", rejoining=False)
+    yield made
+    made.member.end()
+
+
+VOTE = {"type": "request_vote", "term": 9, "last_log_index": 99, "last_log_term": 9}
+
+
+def test_a_coordinator_that_lost_its_folder_neither_votes_nor_stands_for_election(rejoining):
+    """Rule 7."""
+    assert rejoining.hear(VOTE) == []
+    rejoining.member.raft._SyncObj__raftElectionDeadline = 0
+    rejoining.member.raft.doTick(0)
+    assert rejoining.member.raft.raftCurrentTerm == 0
+    assert rejoining.answers == []
+
+
+def test_it_votes_again_once_it_has_applied_what_a_leader_committed_in_its_own_term(rejoining):
+    raft = rejoining.member.raft
+    rejoining.append((1, 0), [(2, 1), (3, 1)], term=4, commit=3)
+    raft.doTick(0)
+    assert raft.journal.rejoining, "what is committed so far is of an earlier leader"
+    rejoining.append((3, 1), [(4, 4), (5, 4)], term=4, commit=5)
+    raft.doTick(0)
+    assert not raft.journal.rejoining
+    assert [each["type"] for each in rejoining.hear(VOTE)] == ["response_vote"]
+
+
+def test_that_it_lost_its_folder_is_not_forgotten_by_a_restart(rejoining):
+    rejoining.member.raft.journal.sync()
+    rejoining.files.lose_power()
+    again = GuardedMember("c1", NAMES, lambda *_: None, rejoining.files, lambda: 0.0, 10**9)
+    assert again.raft.journal.rejoining
+    again.end()
+
+
+def test_rejoin_means_nothing_for_a_folder_that_is_there(follower):
+    follower.member.raft.journal.sync()
+    again = GuardedMember("c1", NAMES, lambda *_: None, follower.files, lambda: 0.0, 10**9, rejoin=True)
+    assert not again.raft.journal.rejoining
+    again.end()
+
+
+def test_a_leader_forgets_what_a_coordinator_acknowledged_that_lost_its_folder(leader):
+    leader.hear(acknowledgement(4, 1))
+    leader.member.disconnected("c2")
+    leader.member.connected("c2", rejoining=True)
+    assert leader.member.raft._SyncObj__raftMatchIndex[LEADER] == 0

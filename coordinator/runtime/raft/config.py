@@ -132,6 +132,9 @@ class RaftConfig:
     tls: TlsFiles | None = None
     """Required as soon as there are peers."""
     timing: RaftTiming = TIMINGS["normal"]
+    rejoin: bool = False
+    """Start with an empty folder in a group that has been running: the old folder is lost. Without it an empty folder
+    means a new group. No effect on a folder that is not empty, so it may stay set."""
     compact_entries: int = 5000
     """The journal is compacted into a snapshot once it holds more entries than this."""
     compact_seconds: float = 300.0
@@ -152,6 +155,8 @@ class RaftConfig:
                 f"a group of {len(self.peers) + 1} coordinators needs certificates; make them with "
                 "`cleancut keys init` and set tls.ca, tls.cert and tls.key",
             )
+        if self.rejoin and not self.peers:
+            raise ConfigError("rejoin", "a group of one has nobody to catch up with")
         if self.compact_entries < 2:
             raise ConfigError("compact_entries", "at least 2 entries must stay in the journal")
         if self.compact_seconds <= 0:

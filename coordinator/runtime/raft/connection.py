@@ -41,6 +41,10 @@ class ConnectionOwner(Protocol):
         """It is gone, known or not."""
         ...
 
+    def is_rejoining(self) -> bool:
+        """What to say in the hello."""
+        ...
+
     def frame_received(self, connection: Connection, body: bytes) -> None:
         """One frame of a known peer; raises `SnapshotError` if the peer must be dropped."""
         ...
@@ -65,6 +69,7 @@ class Connection(asyncio.Protocol):
         self._reason = "closed by the peer"
         self.peer: CoordinatorId | None = None
         """Who is at the other end, once certificate and hello agree."""
+        self.peer_rejoining = False
         self.heard_at = self.spoke_at = loop.time()
         self.closed: asyncio.Future[None] = loop.create_future()
 
@@ -144,7 +149,13 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def _say_hello(self, target: CoordinatorId) -> None:
-        hello = Hello(version=PROTOCOL_VERSION, cluster=self._owner.cluster, source=self._owner.id, target=target)
+        hello = Hello(
+            version=PROTOCOL_VERSION,
+            cluster=self._owner.cluster,
+            source=self._owner.id,
+            target=target,
+            rejoining=self._owner.is_rejoining(),
+        )
         self.write(encode_frame(hello))
 
     def _greeted(self, body: bytes) -> None:
@@ -160,6 +171,7 @@ class Connection(asyncio.Protocol):
         from protocol.ids import coordinator_id
 
         self.peer = coordinator_id(hello.source)
+        self.peer_rejoining = hello.rejoining
         if self._dialled is None:
             self._say_hello(self.peer)
         self._owner.connection_opened(self)

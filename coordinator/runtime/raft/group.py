@@ -404,6 +404,7 @@ class _Core:
             compact_entries=self._config.compact_entries,
             compact_seconds=self._config.compact_seconds,
             where=str(folder),
+            rejoin=self._config.rejoin,
         )
         self.transport.start(self._replica)
         self._tick()
@@ -548,6 +549,7 @@ class _Core:
             "log_entries": len(replica.journal),
             "journal_bytes": replica.journal.size,
             "journal_syncs": replica.journal.synced_count,
+            "rejoining": replica.journal.rejoining,
             "snapshot_at": replica.store.last_index,
             "peers": {
                 peer: {

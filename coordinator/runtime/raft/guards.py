@@ -17,6 +17,11 @@ replication itself stay the library's.
    coordinator, after the follower's log changed. They carry one here and count only in it.
 6. *Signs of life.* Followers do not answer pieces of a snapshot, so a leader that ships a large one to its only live
    follower deposes itself. They answer here.
+7. *Rejoining.* A coordinator that comes back with an empty folder has forgotten votes and entries that others counted.
+   Until it has applied what a leader had committed in its own term, it neither votes nor stands for election, and a
+   leader forgets what it had acknowledged. (Raft has no such rule: there, a server that lost its disk is another server.)
+   Argument: an entry that was committed with its help is in the log of every leader that can be elected without its
+   vote, and such a leader's commit index covers it by the time that leader answers the new connection.
 """
 
 from __future__ import annotations
@@ -49,6 +54,7 @@ class Guards:
         self._store = store
         self._verified: int | None = None
         self._answered = False
+        self._committed = (0, 0)
         self.counts = {"trimmed": 0, "kept_tail": 0, "rewind_stopped": 0, "stale_ack": 0, "kept_behind_snapshot": 0}
 
     def receive(self, node: Any, message: Message, deliver: Callable[[Message], None]) -> list[Message]:  # noqa: ANN401
@@ -68,11 +74,26 @@ class Guards:
         match message["type"]:
             case "append_entries":
                 return self._append(message, deliver)
+            case "request_vote" | "timeout_now" if self._raft.journal.rejoining:
+                pass  # Rule 7.
             case "next_node_idx":
                 self._acknowledged(node, message, deliver)
             case _:
                 deliver(message)
         return []
+
+    def connected(self, node: Any, *, rejoining: bool) -> None:  # noqa: ANN401 - the library is untyped
+        """A connection is up, before the library hears of it."""
+        if rejoining:
+            pinned.forget_match(self._raft, node)
+
+    @property
+    def has_caught_up(self) -> bool:
+        """Rule 7: whether everything is applied that a leader has said to be committed, in that leader's own term."""
+        term, commit = self._committed
+        if term != self._raft.raftCurrentTerm or self._raft.raftLastApplied < commit:
+            return False
+        return self._term_at(commit) == term
 
     def outgoing(self, message: Message) -> Message:
         """The message as it is to leave."""
@@ -92,6 +113,7 @@ class Guards:
             deliver(message)
             return []
         self._answered = False
+        self._committed = max(self._committed, (message["term"], message["commit_index"]))
         try:
             deliver(self._trim(message) if "prevLogIdx" in message else message)
         finally:

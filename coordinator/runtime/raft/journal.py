@@ -49,8 +49,9 @@ JOURNAL_NAME: Final = "journal"
 _FILE_MAGIC: Final = b"CLCTJRN1"
 _FILE_HEADER: Final = struct.Struct(">8sII")  # magic, identity's length, its CRC
 _BATCH_MAGIC: Final = b"CJB1"
-_BATCH: Final = struct.Struct(">4sIQQQQIIIH")
-# magic, CRC of the rest of the header, file offset, keep, commit, term, entry count, body length, body CRC, vote length
+_BATCH: Final = struct.Struct(">4sIQQQQIIIBB")
+# magic, CRC of the rest of the header, file offset, keep, commit, term, entry count, body length, body CRC,
+# length of the vote, 1 while rejoining
 _CHECKED_FROM: Final = 8
 _RECORD: Final = struct.Struct(">IQ")  # command length, term
 _END_MARK: Final = b"\n"
@@ -68,7 +69,7 @@ class CorruptJournal(StoreError):
             where,
             f"damaged at byte {offset}: {reason}. This coordinator may have acknowledged what it can no longer read, so "
             "it does not start. Check the disk; put the whole folder back as it was (never an older copy: that forgets "
-            "votes and acknowledged entries). The other coordinators go on without this one as long as they are a quorum",
+            "votes and acknowledged entries), or empty it and start with rejoin while the others are up. The other coordinators go on without this one as long as they are a quorum",
         )
 
 
@@ -81,16 +82,26 @@ class _Batch(NamedTuple):
     commit: int
     term: int
     vote: str | None
+    rejoining: bool
     entries: list[tuple[bytes, int]]
     end: int
+
+
+class _HardState(NamedTuple):
+    """What every batch repeats."""
+
+    commit: int
+    term: int
+    vote: str | None
+    rejoining: bool
 
 
 def _record_bytes(command: bytes) -> int:
     return _RECORD.size + len(command)
 
 
-def _encode_batch(offset: int, keep: int, commit: int, term: int, vote: str | None, entries: Iterable[Entry]) -> bytes:
-    vote_bytes = (vote or "").encode()
+def _encode_batch(offset: int, keep: int, state: _HardState, entries: Iterable[Entry]) -> bytes:
+    vote_bytes = (state.vote or "").encode()
     parts = [vote_bytes]
     count = 0
     for command, _, entry_term in entries:
@@ -100,7 +111,17 @@ def _encode_batch(offset: int, keep: int, commit: int, term: int, vote: str | No
     parts.append(_END_MARK)
     body = b"".join(parts)
     header = _BATCH.pack(
-        _BATCH_MAGIC, 0, offset, keep, commit, term, count, len(body), zlib.crc32(body), len(vote_bytes)
+        _BATCH_MAGIC,
+        0,
+        offset,
+        keep,
+        state.commit,
+        state.term,
+        count,
+        len(body),
+        zlib.crc32(body),
+        len(vote_bytes),
+        state.rejoining,
     )
     crc = zlib.crc32(header[_CHECKED_FROM:])
     return header[:4] + crc.to_bytes(4, "big") + header[_CHECKED_FROM:] + body
@@ -120,7 +141,7 @@ def _batch_at(data: bytes, offset: int) -> _Batch | None:
     fields = _batch_header_at(data, offset)
     if fields is None:
         return None
-    _, keep, commit, term, count, length, body_crc, vote_length = fields
+    _, keep, commit, term, count, length, body_crc, vote_length, rejoining = fields
     start = offset + _BATCH.size
     body = data[start : start + length]
     if len(body) != length or zlib.crc32(body) != body_crc:
@@ -134,7 +155,7 @@ def _batch_at(data: bytes, offset: int) -> _Batch | None:
         entries.append((body[position : position + size], entry_term))
         position += size
     assert body[position:] == _END_MARK, "a batch with a valid checksum was written by us"
-    return _Batch(keep, commit, term, vote, entries, start + length)
+    return _Batch(keep, commit, term, vote, bool(rejoining), entries, start + length)
 
 
 def _looks_torn(data: bytes, offset: int) -> bool:
@@ -174,6 +195,7 @@ class DurableJournal(Journal):  # type: ignore[misc] # the library is untyped
         self._entries: list[Entry] = []
         self._term, self._commit = 0, 1
         self._vote: str | None = None
+        self._rejoining = False
         self._unsynced_from: int | None = None
         self._hard_state_dirty = False
         self._rewrite_due = False
@@ -257,6 +279,19 @@ class DurableJournal(Journal):  # type: ignore[misc] # the library is untyped
         self._rewrite_due = True
 
     @property
+    def rejoining(self) -> bool:
+        """Whether this coordinator lost its folder and has not caught up since (`Guards`, rule 7). Durable."""
+        return self._rejoining
+
+    @rejoining.setter
+    def rejoining(self, value: bool) -> None:
+        self._rejoining = value
+        self._hard_state_dirty = True
+
+    def _hard_state(self, last: int) -> _HardState:
+        return _HardState(min(self._commit, last), self._term, self._vote, self._rejoining)
+
+    @property
     def dirty(self) -> bool:
         """Whether `sync` has something to do."""
         return self._rewrite_due or self._hard_state_dirty or self._unsynced_from is not None
@@ -299,7 +334,7 @@ class DurableJournal(Journal):  # type: ignore[misc] # the library is untyped
         last = self._entries[-1][1] if self._entries else 0
         keep = last + 1 if self._unsynced_from is None else self._unsynced_from
         fresh = self._entries[keep - self._entries[0][1] :] if self._entries else []
-        batch = _encode_batch(self._end, keep, min(self._commit, max(last, 1)), self._term, self._vote, fresh)
+        batch = _encode_batch(self._end, keep, self._hard_state(max(last, 1)), fresh)
         self._files.append(JOURNAL_NAME, batch)
         fp("journal.before_vote_sync" if self._hard_state_dirty else "journal.before_sync")
         self._files.sync(JOURNAL_NAME)
@@ -308,7 +343,7 @@ class DurableJournal(Journal):  # type: ignore[misc] # the library is untyped
 
     def _rewrite(self) -> None:
         first, last = (self._entries[0][1], self._entries[-1][1]) if self._entries else (1, 1)
-        batch = _encode_batch(len(self._head), first, min(self._commit, last), self._term, self._vote, self._entries)
+        batch = _encode_batch(len(self._head), first, self._hard_state(last), self._entries)
         fp("journal.before_rewrite")
         self._files.replace(JOURNAL_NAME, self._head + batch)
         fp("journal.after_rewrite")
@@ -365,6 +400,7 @@ class DurableJournal(Journal):  # type: ignore[misc] # the library is untyped
             del self._entries[batch.keep - first :]
         self._entries.extend((command, batch.keep + k, term) for k, (command, term) in enumerate(batch.entries))
         self._term, self._vote, self._commit = batch.term, batch.vote, batch.commit
+        self._rejoining = batch.rejoining
 
     def _check_torn(self, data: bytes, offset: int) -> None:
         later = data.find(_BATCH_MAGIC, offset + 1)

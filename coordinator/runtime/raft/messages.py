@@ -32,6 +32,8 @@ class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cluster: str
     source: str
     target: str
+    rejoining: bool = False
+    """The source has lost its folder: what it acknowledged before does not count any more."""
 
 
 class _RequestVote(msgspec.Struct, tag_field="type", tag="request_vote", forbid_unknown_fields=True):

@@ -102,6 +102,17 @@ def first_own_index(raft: Any) -> int | None:  # noqa: ANN401 - the library is u
     return index
 
 
+def forget_match(raft: Any, node: Member) -> None:  # noqa: ANN401 - the library is untyped
+    """As a leader: that follower has nothing any more."""
+    if node in match_index_of(raft):
+        match_index_of(raft)[node] = 0
+
+
+def hold_election(raft: Any, seconds: float) -> None:  # noqa: ANN401 - the library is untyped
+    """Do not stand for election within the next seconds."""
+    raft._SyncObj__raftElectionDeadline = pysyncobj.syncobj.monotonicTime() + seconds  # noqa: SLF001 - pinned
+
+
 def set_serializer(raft: Any, serializer: object) -> None:  # noqa: ANN401 - the library is untyped
     """Put our snapshot store where the library's was; before the first tick."""
     raft._SyncObj__serializer = serializer  # noqa: SLF001 - pinned

@@ -58,6 +58,7 @@ class Replica(SyncObj):  # type: ignore[misc] # the library is untyped
         compact_seconds: See `RaftConfig`.
         batch_bytes: Entries in one append, about.
         where: The folder, for messages.
+        rejoin: See `RaftConfig`.
 
     Raises:
         CorruptJournal, CorruptSnapshot, JournalPoisoned, StoreError: The folder must not be started from.
@@ -81,12 +82,16 @@ class Replica(SyncObj):  # type: ignore[misc] # the library is untyped
         compact_seconds: float = 300.0,
         batch_bytes: int = 1 << 20,
         where: str = ".",
+        rejoin: bool = False,
     ) -> None:
         identity = identity_of(coordinator, cluster, members)
         self.journal = DurableJournal(files, identity, f"{where}/journal")
         found = read_snapshot(files, identity, f"{where}/snapshot")
+        if rejoin and self.journal.is_new and found is None:
+            self.journal.rejoining = True
         align(self.journal, found, f"{where}/snapshot")
         self.store = SnapshotStore(files, identity, take=snapshot, restore=restore, now=now)
+        self._hold_seconds = 2 * timing.election_max
         self._machine_apply = apply
         self._machine_applied = applied
         super().__init__(
@@ -129,6 +134,17 @@ class Replica(SyncObj):  # type: ignore[misc] # the library is untyped
             result = APPLY_FAILED
         self._machine_applied(command, result)
         return result
+
+    def doTick(self, timeToWait: float = 0.0) -> None:  # noqa: N802, N803 - the library's names
+        """The library's tick; while rejoining without an election in it."""
+        if not self.journal.rejoining:
+            super().doTick(timeToWait)
+            return
+        pinned.hold_election(self, self._hold_seconds)
+        super().doTick(timeToWait)
+        if self.guards.has_caught_up:
+            logger.info("caught up: this coordinator votes again")
+            self.journal.rejoining = False
 
     @property
     def leads(self) -> bool:

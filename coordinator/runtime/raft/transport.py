@@ -175,6 +175,10 @@ class TlsTransport(Transport):  # type: ignore[misc] # the library is untyped
         """See `ConnectionOwner`."""
         return name in self._nodes
 
+    def is_rejoining(self) -> bool:
+        """See `ConnectionOwner`."""
+        return self._replica is not None and self._replica.journal.rejoining
+
     def connection_opened(self, connection: Connection) -> None:
         """See `ConnectionOwner`. A newer connection replaces the older: the peer has restarted or given it up."""
         assert connection.peer is not None, "opened means known"
@@ -183,7 +187,10 @@ class TlsTransport(Transport):  # type: ignore[misc] # the library is untyped
         self._connections[connection.peer] = connection
         if older is not None:
             older.abort("replaced by a newer connection")
-        self._onNodeConnected(self._nodes[connection.peer])
+        node = self._nodes[connection.peer]
+        assert self._replica is not None, "connections exist only after start"
+        self._replica.guards.connected(node, rejoining=connection.peer_rejoining)
+        self._onNodeConnected(node)
         self._traffic()
 
     def connection_closed(self, connection: Connection, reason: str) -> None:
