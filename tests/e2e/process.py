@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ import msgspec
 
 from participant import Participant
 from protocol.errors import SnapshotError
+from protocol.failpoints import VARIABLE
 from simulations.demo import agents as bank
 from simulations.demo.process import Spec
 from tests.e2e import odd_agents
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from participant import Agent
 
 EXIT_ENDED = 3
+ME = "{me}"
+"""Stands for the participant's own id in the names of its failpoints' tickets."""
 
 
 class OddSpec(Spec, frozen=True, kw_only=True):
@@ -124,6 +128,8 @@ def main() -> int:
     """Entry point."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=OddSpec)
+    if VARIABLE in os.environ:
+        os.environ[VARIABLE] = os.environ[VARIABLE].replace(ME, spec.id)
     try:
         asyncio.run(run(spec))
     except SnapshotError as error:

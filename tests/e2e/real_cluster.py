@@ -1,7 +1,7 @@
 """A cluster of real processes whose failpoints a test pulls one by one, and the judgement that ends each test.
 
 Every process is started with all the points that a test will use, each behind a ticket: a file that the test puts there when
-the moment has come. Whoever passes the point first takes it and acts, once. So one cluster serves a whole row of faults.
+the moment has come. Whoever passes the point takes it and acts, once. So one cluster serves a whole row of faults.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from protocol.ids import cluster_name
 from protocol.storage import open_store
 from simulations.demo import agents, children, summary
 from simulations.demo.cluster import Coordinator, LocalCluster
-from tests.e2e.process import OddSpec
+from tests.e2e.process import ME, OddSpec
 
 if TYPE_CHECKING:
     import signal
@@ -73,12 +73,12 @@ class RealCluster(LocalCluster):
         """Set points for processes started from now on: ``{"pack.before_put": "sleep:2000"}``, each behind a ticket."""
         self.variables[PERMISSION] = "1"
         self.variables[VARIABLE] = ";".join(
-            f"{point}={action}?{self.folder / 'tickets' / point}" for point, action in actions.items()
+            f"{point}={action}?{self.folder / 'tickets' / f'{ME}.{point}'}" for point, action in actions.items()
         )
 
-    def ticket(self, point: str) -> Path:
-        """Let a point act once, from now on."""
-        path = self.folder / "tickets" / point
+    def ticket(self, point: str, *, of: str = ME) -> Path:
+        """Let a point act once, from now on: of one participant, or of the coordinator that passes it first."""
+        path = self.folder / "tickets" / f"{of}.{point}"
         path.touch()
         return path
 
