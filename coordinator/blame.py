@@ -161,8 +161,15 @@ def _opening(record: EpochRecord) -> str:
 def _aborted(record: EpochRecord) -> list[str]:
     abort = record.abort
     assert abort is not None
-    who = f" of {abort.participant}" if abort.participant else ""
-    sentences = [f"It ended in phase {abort.phase}{who}: {abort.cause}."]
+    first = abort.waiting[0] if abort.waiting else None
+    if abort.phase == "lost":
+        where = f" in phase {first.phase}" if first is not None and first.participant == abort.participant else ""
+        sentences = [f"{abort.participant} was lost{where}: {abort.cause}."]
+    elif abort.phase == "operator":
+        sentences = [f"It was aborted by hand: {abort.cause}."]
+    else:
+        who = f" of {abort.participant}" if abort.participant else " of the leader"
+        sentences = [f"It ended in phase {abort.phase}{who}: {abort.cause}."]
     sentences += [
         f"{note.participant} had been waiting {_WAITS_FOR.get(note.phase, f'in {note.phase}')} "
         f"for {_seconds(note.waited_ns)}{_channels(note.open_channels, note.open_count, note.participant)}."
@@ -193,7 +200,7 @@ def _slowest(record: EpochRecord) -> list[str]:
     """The slowest participant of each phase, for those that reported."""
     slowest: dict[str, tuple[int, str]] = {}
     for name, member in sorted(record.members.items()):
-        for phase, ns in sorted(_steps(member.timings).items()):
+        for phase, ns in sorted(phase_steps(member.timings).items()):
             if ns > slowest.get(phase, (-1, ""))[0]:
                 slowest[phase] = (ns, name)
     sentences = [
@@ -216,7 +223,8 @@ def _phase_rows(record: EpochRecord, notes: EpochNotes | None, now: Instant | No
     rows: list[dict[str, Any]] = []
     for name, member in sorted(record.members.items()):
         rows += [
-            {"participant": name, "phase": phase, "ms": _ms(ns)} for phase, ns in sorted(_steps(member.timings).items())
+            {"participant": name, "phase": phase, "ms": _ms(ns)}
+            for phase, ns in sorted(phase_steps(member.timings).items())
         ]
     rows += [{"participant": "", "phase": phase, "ms": _ms(ns)} for phase, ns in sorted(record.phases.items())]
     waiting = record.abort.waiting if record.abort is not None else ()
@@ -229,10 +237,15 @@ def _phase_rows(record: EpochRecord, notes: EpochNotes | None, now: Instant | No
     return sorted(rows, key=lambda row: (-row["ms"], row["participant"], row["phase"], row.get("channel", "")))
 
 
-def _steps(timings: dict[str, int]) -> dict[str, int]:
+def phase_steps(timings: dict[str, int]) -> dict[str, int]:
     """Durations of the phases from a report's timings.
 
-    ``record`` is a duration; the others are instants since the cut, each the end of its phase and the begin of the next.
+    Args:
+        timings: ``record`` is a duration; the others are instants since the cut, each the end of its phase and the begin
+            of the next.
+
+    Returns:
+        Nanoseconds by phase, in the order in which they ended.
     """
     steps = {"record": timings["record"]} if "record" in timings else {}
     previous = 0

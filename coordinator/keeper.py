@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from coordinator.desk import Desk
     from coordinator.events import CutAssembled, CutRefused, ManifestFailed, ManifestStored, SnapshotsUnreadable
     from coordinator.ledger import EpochRecord, Result
+    from coordinator.ledger.commands import WaitingNote
     from protocol.ids import Instant
     from protocol.messages import EpochFailed, EpochProgress, LocalReport
 
@@ -243,6 +244,16 @@ class EpochKeeper:
             else:
                 self._keep_sealed(record, notes, now)
         self._propose_reports()
+
+    def where(self, participant: str, now: Instant) -> tuple[int, tuple[WaitingNote, ...], int]:
+        """Where the members of a participant's newest open epoch are; see `Registry`."""
+        for record in reversed(self._desk.ledger.open_epochs()):
+            notes = self.notes.get(record.epoch)
+            if record.state == STARTED and participant in record.members and notes is not None:
+                # The one that is asked about comes first: the others may only be waiting for its markers.
+                names = sorted(missing(record), key=lambda name: (name != participant, name))
+                return record.epoch, waiting_notes(names, notes, now), len(names)
+        return 0, (), 0
 
     def _notes_of(self, record: EpochRecord, now: Instant) -> EpochNotes:
         """This leader's notes; on first sight of the epoch its members get their orders."""

@@ -94,8 +94,8 @@ class Leader:
         lease_ns: int = LEASE_NS,
     ) -> None:
         self._desk = Desk(ledger, client=client, lease_ns=lease_ns)
-        self._registry = Registry(self._desk)
         self._keeper = EpochKeeper(self._desk)
+        self._registry = Registry(self._desk, self._keeper.where)
         self._ledger = ledger
         self._coordinator = coordinator
         self._first_policy = policy if policy is not None else PolicySettings()

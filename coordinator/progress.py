@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 TAKEOVER_NS_MIN: Final = 1_000_000_000
 """Least time that a later leader gives an epoch, if its deadline is longer than that."""
 
-# What a participant tells, and the phase that it is in from then on.
-TOLD: Final = ("recorded", "channels", "encoded", "uploaded")
-PHASE_AFTER: Final = {"recorded": "channels", "channels": "encode", "encoded": "upload", "uploaded": "report"}
 FIRST_PHASE: Final = "record"
 PARTICIPANT_PHASES: Final = (FIRST_PHASE, "channels", "encode", "upload", "report")
-"""In order."""
+"""In order; what a participant tells is the one that it is in."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +32,7 @@ class ParticipantProgress:
     phase: str
     """The phase that it is in: one of `PARTICIPANT_PHASES`."""
     told_at: Instant
+    """When it first told that it is in this phase."""
     open_channels: tuple[str, ...] = ()
     """Sources of channels whose marker has not come."""
 
@@ -84,15 +82,16 @@ class EpochNotes:
         self.retry_ns = min(2 * self.retry_ns, STORE_RETRY_NS_MAX)
 
     def told(self, participant: str, phase: str, open_channels: tuple[str, ...], now: Instant) -> None:
-        """A participant told how far it is. Never backwards: messages of two connections may cross."""
-        new = PHASE_AFTER.get(phase)
-        if new is None:
+        """A participant told which phase it is in. Never backwards: messages of two connections may cross."""
+        if phase not in PARTICIPANT_PHASES:
             return
         old = self.progress.get(participant)
-        if old is not None and PARTICIPANT_PHASES.index(old.phase) > PARTICIPANT_PHASES.index(new):
+        if old is not None and PARTICIPANT_PHASES.index(old.phase) > PARTICIPANT_PHASES.index(phase):
             return
         self.progress[participant] = ParticipantProgress(
-            phase=new, told_at=now, open_channels=tuple(sorted(open_channels)) if new == "channels" else ()
+            phase=phase,
+            told_at=old.told_at if old is not None and old.phase == phase else now,
+            open_channels=tuple(sorted(open_channels)) if phase == "channels" else (),
         )
 
 

@@ -41,22 +41,31 @@ from protocol.messages import (
 from protocol.topology import check_targets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from coordinator.attendance import Attendee
     from coordinator.desk import Desk
     from coordinator.ledger import ParticipantRecord, Result
+    from coordinator.ledger.commands import WaitingNote
 
+    Where = Callable[[str, Instant], tuple[int, tuple[WaitingNote, ...], int]]
 
 _STAMP_BYTES = 256
 """What id, term and numbers add to the command that is measured, at most."""
 
 
 class Registry:
-    """Who is there. Part of `Leader`; acts only while it leads."""
+    """Who is there. Part of `Leader`; acts only while it leads.
 
-    def __init__(self, desk: Desk) -> None:
+    Args:
+        desk: Shared with the other parts.
+        where: Participant, now -> the newest open epoch that it is a member of (0: none), where those are that have not
+            reported, and how many they are.
+    """
+
+    def __init__(self, desk: Desk, where: Where) -> None:
         self._desk = desk
+        self._where = where
         self._waiting: dict[int, Register] = {}
         """Connections whose registration has not been proposed yet, in order of arrival."""
         self._proposed: dict[str, tuple[int, Register]] = {}
@@ -269,7 +278,7 @@ class Registry:
             gone = f"disconnected ({attendee.why_gone or 'no reason given'})"
             how = "silent" if attendee.connection is not None else gone
             silent_ns = now - attendee.heard_at
-            self._mark_lost(attendee, f"{how} for {silent_ns / 1e9:.1f} s; its lease is {lease_ns / 1e9:.1f} s")
+            self._mark_lost(attendee, f"{how} for {silent_ns / 1e9:.1f} s; its lease is {lease_ns / 1e9:.1f} s", now)
         if now - desk.attendance.topology_since > TOPOLOGY_ACCEPT_NS:
             version = desk.ledger.state.topology.version
             for session in desk.attendance.not_ready():
@@ -278,17 +287,26 @@ class Registry:
                     self._mark_lost(
                         newcomer,
                         f"did not accept topology {version} within {TOPOLOGY_ACCEPT_NS / 1e9:.0f} s of joining",
+                        now,
                     )
 
-    def _mark_lost(self, attendee: Attendee, cause: str) -> None:
+    def _mark_lost(self, attendee: Attendee, cause: str, now: Instant) -> None:
         desk = self._desk
         if desk.proposals.busy("mark-lost", str(attendee.session)) or desk.proposals.full:
             return  # the next look finds it again
         stamp = desk.proposals.stamp()
+        epoch, waiting, count = self._where(attendee.participant, now)
         desk.propose(
             ("mark-lost", str(attendee.session)),
             MarkLostCommand(
-                id=stamp.id, done=stamp.done, term=desk.term, session=attendee.session, cause=sentence(cause)
+                id=stamp.id,
+                done=stamp.done,
+                term=desk.term,
+                session=attendee.session,
+                cause=sentence(cause),
+                epoch=epoch,
+                waiting=waiting,
+                waiting_count=count,
             ),
         )
 

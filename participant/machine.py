@@ -151,7 +151,7 @@ class ParticipantMachine(Channels):
 
     def still_recording(self) -> list[EpochProgress]:
         """What each epoch waits for whose markers are not all in; to be told now and then, for blame."""
-        return [self._progress(epoch, "recorded") for epoch in self._snapshot.open_epochs if self._epochs.has(epoch)]
+        return [self._progress(epoch) for epoch in self._snapshot.open_epochs if self._epochs.has(epoch)]
 
     def statistics(self) -> dict[str, int]:
         """Counts since the start, and what is held now."""
@@ -193,7 +193,7 @@ class ParticipantMachine(Channels):
             case LocalFailed():
                 self._local_failed(event.epoch, event.phase, event.cause, now, out)
             case LocalProgressed():
-                self._local_progressed(event.epoch, event.phase, out)
+                self._local_encoded(event.epoch, out)
             case EpochWanted():
                 out.append(SendControl(message=EpochRequested(session=self.session, reason=event.reason)))
             case LeaveRequested():
@@ -457,13 +457,16 @@ class ParticipantMachine(Channels):
         self._epochs.failed(epoch, failed)
         out.append(SendControl(message=failed))
 
-    def _local_progressed(self, epoch: Epoch, phase: str, out: list[Effect]) -> None:
+    def _local_encoded(self, epoch: Epoch, out: list[Effect]) -> None:
         if self._epochs.has(epoch):
-            out.append(SendControl(message=self._progress(epoch, phase)))
+            self._epochs.encoded(epoch)
+            out.append(SendControl(message=self._progress(epoch)))
 
-    def _progress(self, epoch: Epoch, phase: str) -> EpochProgress:
+    def _progress(self, epoch: Epoch) -> EpochProgress:
         waiting = tuple(channel.source for channel in self._snapshot.open_channels(epoch))
-        return EpochProgress(session=self.session, epoch=epoch, phase=phase, open_channels=waiting)
+        return EpochProgress(
+            session=self.session, epoch=epoch, phase=self._epochs.phase(epoch), open_channels=waiting
+        )
 
     def _feed(self, event: SnapshotEvent, now: Instant, out: list[Effect], *, deadline: int = 0) -> None:
         """Give the snapshot machine an event and turn its effects into ours.
@@ -477,7 +480,7 @@ class ParticipantMachine(Channels):
             match effect:
                 case RecordState(epoch=epoch):
                     out.append(self._record(epoch, now, deadline or now + EPOCH_DEADLINE_NS))
-                    self._local_progressed(epoch, "recorded", out)
+                    out.append(SendControl(message=self._progress(epoch)))
                 case SendMarkers(epoch=epoch, channels=channels):
                     marker = encode_marker_item(epoch)
                     for channel in channels:
@@ -491,7 +494,7 @@ class ParticipantMachine(Channels):
                     self._epochs.closed(effect)
                 case LocalPartComplete(epoch=epoch):
                     out.append(self._epochs.complete(epoch))
-                    self._local_progressed(epoch, "channels", out)
+                    out.append(SendControl(message=self._progress(epoch)))
                 case RecordingOverflow(channel=channel, bytes=size):
                     blame = f"{size} in-flight bytes were recorded, {channel} passed the limit of {self._recording_bytes_max}"
                 case EpochDropped(epoch=epoch, reason=reason):

@@ -28,13 +28,14 @@ _FAILURES_KEPT: Final = 4 * CONCURRENT_EPOCHS_MAX
 
 
 class _Part:
-    __slots__ = ("closed", "deadline", "deadline_ns", "positions", "report")
+    __slots__ = ("closed", "deadline", "deadline_ns", "encoded", "positions", "report")
 
     def __init__(self, now: int, deadline: int, positions: dict[ParticipantId, tuple[int, blake3]]) -> None:
         self.deadline = deadline
         self.deadline_ns = max(0, deadline - now) or EPOCH_DEADLINE_NS
         self.positions = positions
         self.closed: dict[ParticipantId, RecordedChannel] = {}
+        self.encoded = False
         self.report: LocalReport | None = None
 
 
@@ -98,6 +99,22 @@ class LocalEpochs:
         if part is not None:
             part.deadline = max(part.deadline, now + part.deadline_ns)
             self._find_next()
+
+    def encoded(self, epoch: Epoch) -> None:
+        """The agents' state is encoded."""
+        self._parts[epoch].encoded = True
+
+    def phase(self, epoch: Epoch) -> str:
+        """The phase that the part is in: ``channels``, ``encode``, ``upload`` or ``report``.
+
+        State is encoded while markers are awaited; as long as one is, it is what the part waits for.
+        """
+        part = self._parts[epoch]
+        if part.positions:
+            return "channels"
+        if part.report is not None:
+            return "report"
+        return "upload" if part.encoded else "encode"
 
     def reported(self, epoch: Epoch, report: LocalReport, now: Instant) -> None:
         """The part is durable; what is left is to hear how the epoch ended."""

@@ -108,7 +108,7 @@ class LocalFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalProgressed:
-    """A phase of the local part is over; for blame and live views."""
+    """The phase ``encode`` of the local part is over; for blame and live views."""
 
     epoch: Epoch
     phase: str

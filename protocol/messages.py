@@ -87,7 +87,7 @@ class EpochProgress(Control, frozen=True, kw_only=True, tag="epoch-progress"):
     session: int
     epoch: int
     phase: str
-    """``recorded`` (local state frozen), ``channels`` (all markers in), ``encoded``, ``uploaded``."""
+    """The phase that it is in: ``channels`` (its state is recorded, markers are awaited), ``encode``, ``upload``, ``report``."""
     open_channels: tuple[str, ...] = ()
     """Sources of the channels whose marker has not come."""
 

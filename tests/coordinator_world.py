@@ -271,7 +271,7 @@ class FakeParticipant:
                 )
             )
             return
-        self.say(EpochProgress(session=self.session, epoch=order.epoch, phase="recorded"))
+        self.say(EpochProgress(session=self.session, epoch=order.epoch, phase="channels"))
         if self.reports:
             self.say(self.report(order.epoch))
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, urlencode
 
 from coordinator.cli.exits import Exit, Failure, from_http
-from coordinator.cli.output import safe
+from coordinator.cli.output import note, safe
 from protocol.limits import MANIFEST_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ CONNECT_SECONDS: Final = 3.0
 """A host that does not answer at all must not use up the time of the others."""
 ROUND_PAUSE_SECONDS: Final = 0.2
 """Between two rounds over all coordinators while they hold an election."""
+FRESH_SECONDS: Final = 3.0
+"""An election takes less: a group that has no fresh answer by then has no quorum."""
 SILENCE_SECONDS_MAX: Final = 30.0
 """A stream is kept alive every ten seconds; three times that, and its coordinator is gone."""
 LINE_BYTES_MAX: Final = 1 << 20
@@ -104,6 +106,29 @@ class Client:
         """
         return self.call("GET", *segments, query=query)
 
+    def read(self, *segments: object, query: dict[str, object] | None = None, strict: bool = False) -> Any:  # noqa: ANN401 - JSON
+        """A JSON document that holds what is true now, where the group has a quorum.
+
+        Without one: what a coordinator saw last, and a line on standard error that says so.
+
+        Args:
+            segments: Of the path after ``/v1``.
+            query: Parameters.
+            strict: Fail where only an old answer is to be had.
+
+        Raises:
+            Failure: No coordinator answered, or the answer is an error.
+        """
+        seconds = self._timeout if strict else min(self._timeout, FRESH_SECONDS)
+        try:
+            return self.call("GET", *segments, query={**(query or {}), "fresh": 1}, timeout=seconds)
+        except Failure as failure:
+            if strict or failure.exit is not Exit.UNREACHABLE:
+                raise
+        document = self.call("GET", *segments, query=query)
+        note(f"cleancut: no quorum of coordinators answers: this is what {self._places[0]} saw last, and may be old")
+        return document
+
     def call(
         self,
         method: str,
@@ -133,13 +158,19 @@ class Client:
         while True:
             problems: list[NoAnswer] = []
             not_now: Failure | None = None
-            for place in tuple(self._places):
+            places = tuple(self._places)
+            for index, place in enumerate(places):
+                # One that hangs must not use up the time of those behind it.
+                now = time.monotonic()
+                until = now + (end - now) / (len(places) - index) if repeatable else end
                 try:
-                    status, answer = self._ask(place, method, path, data, end, headers)
+                    status, answer = self._ask(place, method, path, data, until, headers)
                 except NoAnswer as error:
                     if error.asked and not repeatable:
                         raise _unknown_outcome(error) from None
                     problems.append(error)
+                    self._places.remove(place)
+                    self._places.append(place)
                     continue
                 self._places.remove(place)
                 self._places.insert(0, place)
@@ -167,6 +198,7 @@ class Client:
         """
         path = _path(segments, query)
         problems: list[NoAnswer] = []
+        not_now: Failure | None = None
         for place in tuple(self._places):
             connection = _connection(place, min(self._timeout, CONNECT_SECONDS))
             try:
@@ -180,10 +212,14 @@ class Client:
                 continue
             with closing(connection), response:
                 if response.status >= 400:
-                    raise _error_of(place, response.status, response.read(ERROR_BYTES_MAX))
+                    failure = _error_of(place, response.status, response.read(ERROR_BYTES_MAX))
+                    if response.status not in _NOT_NOW:
+                        raise failure
+                    not_now = failure
+                    continue
                 yield place, _lines(response)
             return
-        raise _nobody(problems)
+        raise not_now or _nobody(problems)
 
     def ask_one(self, place: Place, path: str) -> tuple[int, bytes]:
         """GET a path of one coordinator that needs no token, whatever it answers.

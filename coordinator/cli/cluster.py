@@ -13,12 +13,8 @@ if TYPE_CHECKING:
     from coordinator.cli.settings import Session
 
 
-def _fresh(fresh: bool) -> dict[str, object]:  # noqa: FBT001 - a query parameter
-    return {"fresh": 1} if fresh else {}
-
-
 _fresh_option = click.option(
-    "--fresh", is_flag=True, help="Ask for what is true now, not for what the coordinator that answers has seen so far."
+    "--fresh", is_flag=True, help="Fail rather than show what may be old, where no quorum of coordinators answers."
 )
 
 
@@ -27,7 +23,7 @@ _fresh_option = click.option(
 @looks_at_cluster
 def status(session: Session, *, fresh: bool) -> None:
     """The cluster at a glance: coordinators, participants, epochs, policy."""
-    document = session.client.get("status", query=_fresh(fresh))
+    document = session.client.read("status", strict=fresh)
     if session.as_json:
         print_json(document)
         return
@@ -73,7 +69,7 @@ def status(session: Session, *, fresh: bool) -> None:
 @looks_at_cluster
 def participants(session: Session, *, fresh: bool) -> None:
     """The participants and what they are doing."""
-    document = session.client.get("participants", query=_fresh(fresh))
+    document = session.client.read("participants", strict=fresh)
     if session.as_json:
         print_json(document)
         return
@@ -104,7 +100,7 @@ def participants(session: Session, *, fresh: bool) -> None:
 @looks_at_cluster
 def topology(session: Session, *, fresh: bool) -> None:
     """Members and channels of the current topology."""
-    document = session.client.get("topology", query=_fresh(fresh))
+    document = session.client.read("topology", strict=fresh)
     if session.as_json:
         print_json(document)
         return

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ from coordinator.cli.output import (
     items,
     listed,
     moment,
+    note,
     plural,
     print_json,
     print_pairs,
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 
 TRIGGER_SECONDS = 120.0
 """Waiting for an epoch: the default deadline of one, and as much again for an election."""
+VALUE_CHARACTERS_MAX = 160
+ENTRIES_SHOWN_MAX = 200
+"""What people read of an agent's state; programs get all of it."""
 VERIFY_SECONDS = 600.0
 """A deep check reads every chunk of the epoch."""
 
@@ -52,7 +57,7 @@ def epoch() -> None:
 @looks_at_cluster
 def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
     """Epochs, newest first: open, committed and aborted ones."""
-    document = session.client.get("epochs", query={"limit": limit, "before": before})
+    document = session.client.read("epochs", query={"limit": limit, "before": before})
     if session.as_json:
         print_json(document)
         return
@@ -72,7 +77,9 @@ def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
                 size(field(each, "state_bytes")),
                 size(field(each, "new_bytes")),
                 field(each, "in_flight"),
-                field(each, "reason") if not field(each, "abort") else f"{field(each, 'reason')}; {abort_line(each)}",
+                f"{field(each, 'reason')}; aborted: {abort_line(each)}"
+                if field(each, "abort")
+                else field(each, "reason"),
             )
             for each in rows
         ],
@@ -87,7 +94,7 @@ def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
 @looks_at_cluster
 def show(session: Session, *, number: int | str) -> None:
     """All that is known of one epoch."""
-    document = session.client.get("epochs", number)
+    document = session.client.read("epochs", number)
     if session.as_json:
         print_json(document)
         return
@@ -178,7 +185,7 @@ def abort(session: Session, *, number: int | str, reason: str) -> None:
 @looks_at_cluster
 def why(session: Session, *, number: int | str) -> None:
     """What an epoch waited for, in words; aborted and open ones too."""
-    document = session.client.get("epochs", number, "why")
+    document = session.client.read("epochs", number, "why")
     if session.as_json:
         print_json(document)
         return
@@ -261,9 +268,9 @@ def state(
             else offline_commands.state(opened, number, agent, keys)
         )
     elif agent is None:
-        document = session.client.get("epochs", number, "agents")
+        document = session.client.read("epochs", number, "agents")
     else:
-        document = session.client.get("epochs", number, "state", query={"agent": agent})
+        document = session.client.read("epochs", number, "state", query={"agent": agent})
     if session.as_json:
         print_json(document)
     elif agent is None:
@@ -280,8 +287,16 @@ def abort_line(document: Any) -> str:  # noqa: ANN401 - JSON
     why_not = field(document, "abort")
     if not isinstance(why_not, dict):
         return ""
-    who = why_not.get("participant")
-    return f"{why_not.get('cause')} ({f'{who}, ' if who else ''}phase {why_not.get('phase')})"
+    who, phase, cause = why_not.get("participant"), why_not.get("phase"), why_not.get("cause")
+    match phase:
+        case "lost":
+            first = next(iter(items(why_not, "waiting")), None)
+            where = f" in phase {field(first, 'phase')}" if field(first, "participant") == who else ""
+            return f"{who} was lost{where}: {cause}"
+        case "operator":
+            return f"by hand: {cause}"
+        case _:
+            return f"{who or 'the leader'} in phase {phase}: {cause}"
 
 
 def _reported(document: Any) -> str:  # noqa: ANN401 - JSON
@@ -299,7 +314,7 @@ def _messages(count: object) -> str | None:
 def _timings(timings: Any) -> str:  # noqa: ANN401 - JSON
     if not isinstance(timings, dict):
         return ""
-    return ", ".join(f"{phase} {span(ms)}" for phase, ms in sorted(timings.items()))
+    return ", ".join(f"{phase} {span(ms)}" for phase, ms in timings.items())
 
 
 def _tell_report(report: Any, *, as_json: bool) -> None:  # noqa: ANN401 - JSON
@@ -369,18 +384,61 @@ def _tell_agents(document: Any) -> None:  # noqa: ANN401 - JSON
 
 
 def _tell_state(document: Any) -> None:  # noqa: ANN401 - JSON
-    import json
-
     say(f"{field(document, 'agent')}, state version {field(document, 'state_version')}")
     fields = field(document, "fields")
+    cut = False
     for name, value in fields.items() if isinstance(fields, dict) else ():
-        # ASCII with escapes, line by line: nothing in a value can reach the terminal.
-        lines = json.dumps(value, indent=2, ensure_ascii=True).splitlines()
-        say(f"  {name}: {lines[0]}")
-        for line in lines[1:]:
-            say(f"  {line}")
+        entries = _entries(value)
+        if entries is None:
+            text, was_cut = _shortened(value)
+            say(f"  {name}: {text}")
+            cut |= was_cut
+            continue
+        say(f"  {name}: {plural(len(entries), 'key') if entries else 'empty'}")
+        for key, part in entries[:ENTRIES_SHOWN_MAX]:
+            text, was_cut = _shortened(part)
+            say(f"    {key}: {text}")
+            cut |= was_cut
+        if len(entries) > ENTRIES_SHOWN_MAX:
+            say(f"    and {len(entries) - ENTRIES_SHOWN_MAX} more")
+            cut = True
     for name in ("mailbox", "timers"):
-        entries = items(document, name)
-        say(f"  {name}: {len(entries) or 'empty'}")
-        for entry in entries:
-            say(f"    {json.dumps(entry, ensure_ascii=True)}")
+        waiting = items(document, name)
+        say(f"  {name}: {len(waiting) or 'empty'}")
+        for entry in waiting[:ENTRIES_SHOWN_MAX]:
+            text, was_cut = _shortened(entry)
+            say(f"    {text}")
+            cut |= was_cut
+        if len(waiting) > ENTRIES_SHOWN_MAX:
+            say(f"    and {len(waiting) - ENTRIES_SHOWN_MAX} more")
+            cut = True
+    if cut:
+        note("cleancut: long values and lists are cut; --json has all of it")
+
+
+def _entries(value: Any) -> list[tuple[str, Any]] | None:  # noqa: ANN401 - JSON
+    """Keys and values of a keyed field, sorted by key; None: it is a value.
+
+    A JSON object has text keys only: other keys come as ``{"pairs": [[key, value], ...]}`` (`protocol.reading`).
+    """
+    pairs = value.get("pairs") if isinstance(value, dict) and len(value) == 1 else None
+    if isinstance(pairs, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        numbers = all(isinstance(key, int | float) for key, _ in pairs)
+        ordered = sorted(pairs, key=(lambda pair: pair[0]) if numbers else (lambda pair: _text(pair[0])))
+        return [(_text(key), part) for key, part in ordered]
+    if isinstance(value, dict):
+        return [(_text(key), value[key]) for key in sorted(value)]
+    return None
+
+
+def _text(value: object) -> str:
+    # ASCII with escapes, on one line: nothing in a value can reach the terminal.
+    return json.dumps(value, ensure_ascii=True)
+
+
+def _shortened(value: object) -> tuple[str, bool]:
+    """A value on one line, and whether it was cut."""
+    text = _text(value)
+    if len(text) <= VALUE_CHARACTERS_MAX:
+        return text, False
+    return f"{text[:VALUE_CHARACTERS_MAX]}... ({len(text)} characters)", True

@@ -25,7 +25,7 @@ def policy() -> None:
 @looks_at_cluster
 def show(session: Session) -> None:
     """The policy as it is now."""
-    document = session.client.get("policy")
+    document = session.client.read("policy")
     if session.as_json:
         print_json(document)
         return

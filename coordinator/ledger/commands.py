@@ -105,12 +105,30 @@ class RegisterCommand(CommandBase, frozen=True, kw_only=True, tag="register"):
     """Highest incarnation that it entered; 0: none."""
 
 
+class WaitingNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a participant that had not reported was when its epoch was aborted."""
+
+    participant: Name
+    phase: Word
+    waited_ns: Count = 0
+    """Since it was last heard about this epoch, or since the start order."""
+    open_channels: Annotated[tuple[Name, ...], msgspec.Meta(max_length=OPEN_CHANNELS_MAX)] = ()
+    """Sources of channels whose marker had not come."""
+    open_count: Count = 0
+    """Number of all of them."""
+
+
 class MarkLostCommand(CommandBase, frozen=True, kw_only=True, tag="mark-lost"):
     """A session is over without a goodbye; its unsealed epochs abort in the same entry."""
 
     kind: ClassVar[str] = "mark-lost"
     session: Positive
     cause: Sentence
+    epoch: Count = 0
+    """The epoch that `waiting` is about; 0: nothing is known of any."""
+    waiting: Annotated[tuple[WaitingNote, ...], msgspec.Meta(max_length=WAITING_NOTES_MAX)] = ()
+    """Where those were that had not reported, the lost one first."""
+    waiting_count: Count = 0
 
 
 class LeaveCommand(CommandBase, frozen=True, kw_only=True, tag="leave"):
@@ -162,19 +180,6 @@ class ReportsCommand(CommandBase, frozen=True, kw_only=True, tag="reports"):
 
     kind: ClassVar[str] = "reports"
     reports: Annotated[tuple[Report, ...], msgspec.Meta(min_length=1)]
-
-
-class WaitingNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where a participant that had not reported was when its epoch was aborted."""
-
-    participant: Name
-    phase: Word
-    waited_ns: Count = 0
-    """Since it was last heard about this epoch, or since the start order."""
-    open_channels: Annotated[tuple[Name, ...], msgspec.Meta(max_length=OPEN_CHANNELS_MAX)] = ()
-    """Sources of channels whose marker had not come."""
-    open_count: Count = 0
-    """Number of all of them."""
 
 
 class AbortCommand(CommandBase, frozen=True, kw_only=True, tag="abort"):

@@ -446,9 +446,16 @@ class Ledger:
         ]
         self._end_session(record, LOST, command.cause, command.at)
         for number in aborted:
+            known = number == command.epoch
             self._end_aborted(
                 self.state.epochs[number],
-                AbortRecord(participant=record.id, phase="lost", cause=command.cause),
+                AbortRecord(
+                    participant=record.id,
+                    phase="lost",
+                    cause=command.cause,
+                    waiting=command.waiting if known else (),
+                    waiting_count=command.waiting_count if known else 0,
+                ),
                 at=command.at,
                 took_ns=0,
             )

@@ -1,8 +1,10 @@
 """The HTTP API under `/v1`: what is read. Writes are in `writes`, what lies in the store in `stored`.
 
-Reads are answered from this coordinator's own replica, which may be behind; ``?fresh=1`` makes a barrier first, so that
-the answer holds everything committed before the request. Every answer says with `Cleancut-Leader` whether the
-coordinator that gave it leads.
+Reads are answered from this coordinator's own replica. One that has just started and has not caught up with the others
+answers 503 ``not-ready``. Later the replica may still be a little behind; ``?fresh=1`` makes a barrier first, so that the
+answer holds everything committed before the request. What only the leader knows (who was heard when, who is in which
+phase) is asked of the leader, if there is one. Every answer says with `Cleancut-Leader` whether the coordinator that
+gave it leads.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from aiohttp import web
 
 from coordinator.blame import why
+from coordinator.ledger.records import LOST
 from coordinator.runtime import views
 from coordinator.runtime.access import AccessCounts, access_middleware
 from coordinator.runtime.answers import (
@@ -25,7 +28,7 @@ from coordinator.runtime.answers import (
     query_flag,
     query_number,
 )
-from coordinator.runtime.forward import LEADER
+from coordinator.runtime.forward import LEADER, was_passed_on
 from coordinator.runtime.metrics import Exposition
 from coordinator.runtime.page import add_page
 from coordinator.runtime.stored import add_stored_routes
@@ -35,14 +38,16 @@ from protocol.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from coordinator.ledger import EpochRecord
+    from coordinator.ledger import EpochRecord, Ledger
     from coordinator.runtime.service import Service
 
 log = logging.getLogger("cleancut.api")
 
 EPOCHS_LISTED_MAX: Final = 1_000
-FRESH_SECONDS_MAX: Final = 5.0
-TICK_AGE_SECONDS_MAX: Final = 2.0
+FRESH_SECONDS_MAX: Final = 2.0
+"""A barrier takes milliseconds; one that takes longer than an election will not pass."""
+LIVE_SECONDS_MAX: Final = 1.0
+"""A leader that does not answer a read in this time is dead or busy: the answer is then this replica's."""
 FREE_BYTES_MIN: Final = 100 << 20
 """Less free space than this on the disk of the journal or the store is worth a warning."""
 
@@ -55,10 +60,37 @@ class Api:
 
     # --- helpers ---
 
+    def demand_ready(self) -> None:
+        """Refuse to answer from a replica that lacks what was committed before this process started.
+
+        Raises:
+            ApiError: 503; a client goes to the next coordinator.
+        """
+        if not self._service.caught_up:
+            raise ApiError(
+                503,
+                "not-ready",
+                "this coordinator has just started and has not caught up with the others",
+                "ask another coordinator, or again in a moment; without a quorum it cannot catch up",
+                headers={"Retry-After": "1"},
+            )
+
     async def fresh(self, request: web.Request) -> None:
-        """With ``?fresh=1``: wait until this replica holds all that was committed before the request."""
+        """Demand readiness; with ``?fresh=1`` wait until this replica holds all that was committed before the request."""
+        self.demand_ready()
         if query_flag(request, "fresh"):
             await self._service.group.barrier(FRESH_SECONDS_MAX)
+
+    async def of_leader(self, request: web.Request) -> web.Response | None:
+        """The leader's answer to a read; None: we lead, or no leader answers, so the answer is this replica's."""
+        service = self._service
+        if service.leads or service.leader_url is None or was_passed_on(request):
+            return None
+        try:
+            answer = await service.forward.pass_on(request, seconds_max=LIVE_SECONDS_MAX)
+        except ApiError:
+            return None
+        return answer if answer.status < 500 else None
 
     def record(self, request: web.Request) -> EpochRecord:
         """The epoch that the path names: a number, or ``latest`` for the newest committed one."""
@@ -85,6 +117,8 @@ class Api:
 
     async def status(self, request: web.Request) -> web.Response:
         """The cluster at a glance."""
+        if (answer := await self.of_leader(request)) is not None:
+            return answer
         await self.fresh(request)
         service = self._service
         return json_answer(
@@ -99,6 +133,8 @@ class Api:
 
     async def participants(self, request: web.Request) -> web.Response:
         """All participants that are remembered."""
+        if (answer := await self.of_leader(request)) is not None:
+            return answer
         await self.fresh(request)
         return json_answer(views.participants(self._service.ledger, self._service.live))
 
@@ -112,17 +148,24 @@ class Api:
         await self.fresh(request)
         limit = max(1, query_number(request, "limit", 50, EPOCHS_LISTED_MAX))
         before = query_number(request, "before", 0, 1 << 62)
+        if self._service.ledger.open_epochs() and (answer := await self.of_leader(request)) is not None:
+            return answer
         return json_answer(views.epochs(self._service.ledger, self._service.live, limit=limit, before=before))
 
     async def epoch(self, request: web.Request) -> web.Response:
         """One epoch."""
         await self.fresh(request)
-        return json_answer(views.epoch_full(self.record(request), self._service.live))
+        record = self.record(request)
+        if record.open and (answer := await self.of_leader(request)) is not None:
+            return answer
+        return json_answer(views.epoch_full(record, self._service.live))
 
     async def why(self, request: web.Request) -> web.Response:
         """What an epoch waited for, in words."""
         await self.fresh(request)
         record = self.record(request)
+        if record.open and (answer := await self.of_leader(request)) is not None:
+            return answer
         service = self._service
         # Only the leader knows where those who have not reported are.
         told = service.driver.leader.why(record.epoch, service.clock.now()) if service.leads else None
@@ -135,6 +178,7 @@ class Api:
 
     async def events(self, request: web.Request) -> web.StreamResponse:
         """Server-sent events."""
+        self.demand_ready()
         return await self._service.events.serve(request)
 
     async def health(self, _: web.Request) -> web.Response:
@@ -143,8 +187,7 @@ class Api:
         return json_answer({"ready": not reasons, "reasons": reasons}, status=503 if reasons else 200)
 
     async def doctor(self, request: web.Request) -> web.Response:
-        """What a person would look at first when something is wrong."""
-        await self.fresh(request)
+        """What a person would look at first when something is wrong; also while this coordinator is not ready."""
         checks = [*self._group_checks(), *self._cluster_checks(), *await self._disk_checks()]
         return json_answer({"checks": checks, "ok": all(check["ok"] for check in checks)})
 
@@ -179,33 +222,29 @@ class Api:
 
     def _cluster_checks(self) -> list[dict[str, Any]]:
         ledger = self._service.ledger
-        live = self._service.live
-        silent = [
-            record.id
-            for record in ledger.participants()
-            if record.live and live is not None and not live.connected(record.session)
-        ]
-        newest = ledger.newest_committed()
-        age = None if newest is None else max(0, time.time_ns() - newest.ended_at) // 1_000_000_000
-        state = ledger.state
-        return [
-            _check(
-                "participants",
-                bool(state.topology.members) and not silent,
-                f"without a connection: {', '.join(silent[:10])}"
-                if silent
-                else f"{len(state.topology.members)} members in topology {state.topology.version}",
-                "a participant that stays away loses its session after its lease",
-            ),
-            _check(
-                "epochs",
-                newest is not None and state.failures == 0,
-                f"{state.failures} aborted in a row; the last commit was {age} s ago"
-                if newest is not None
-                else "none has committed yet",
-                "`cleancut epoch why N` says what an epoch waited for",
-            ),
-        ]
+        if not self._service.caught_up:
+            hint = "see that a quorum of coordinators runs"
+            return [_check("replica", ok=False, detail="has not caught up since this coordinator's start", hint=hint)]
+        return [self._participants_check(), _epochs_check(ledger)]
+
+    def _participants_check(self) -> dict[str, Any]:
+        ledger, live = self._service.ledger, self._service.live
+        known = ledger.participants()
+        members = len(ledger.state.topology.members)
+        silent = [each.id for each in known if each.live and live is not None and not live.connected(each.session)]
+        lost = [each.id for each in known if each.state == LOST]
+        hint = "a participant that stays away loses its session after its lease"
+        if silent:
+            return _check("participants", ok=False, detail=f"without a connection: {_names(silent)}", hint=hint)
+        if members:
+            detail = f"{members} members in topology {ledger.state.topology.version}"
+            return _check("participants", ok=True, detail=detail, hint="")
+        if lost:
+            hint = "start them again; their logs say why they ended"
+            return _check("participants", ok=False, detail=f"all are gone; lost: {_names(lost)}", hint=hint)
+        joining = [each.id for each in known if each.live]
+        detail = f"joining: {_names(joining)}" if joining else "none are here now" if known else "no participants yet"
+        return _check("participants", ok=True, detail=detail, hint="")
 
     async def _disk_checks(self) -> list[dict[str, Any]]:
         service = self._service
@@ -233,6 +272,7 @@ class Api:
         state = ledger.state
         out = Exposition()
         out.gauges("build_info", "Version of this build.", "version", {__version__: 1})
+        out.gauge("ready", "1 if this coordinator can do its part.", int(not service.unready()))
         out.gauge("leader", "1 if this coordinator leads.", int(service.leads))
         out.gauge("term", "Newest term in the ledger.", state.term)
         out.gauge("incarnation", "The cluster's generation.", state.incarnation)
@@ -265,6 +305,20 @@ class Api:
         for name, value in sorted(service.raft_numbers().items()):
             out.gauge(f"raft_{name}", "From the raft group.", value)
         return out
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _epochs_check(ledger: Ledger) -> dict[str, Any]:
+    newest, failures = ledger.newest_committed(), ledger.state.failures
+    if newest is None:
+        last = "no epochs yet" if ledger.state.epoch == 0 else "none has committed yet"
+    else:
+        last = f"the last commit was {max(0, time.time_ns() - newest.ended_at) // 1_000_000_000} s ago"
+    detail = f"{failures} aborted in a row; {last}" if failures else last
+    return _check("epochs", failures == 0, detail, "`cleancut epoch why N` says what an epoch waited for")
 
 
 def _check(name: str, ok: bool, detail: str, hint: str) -> dict[str, Any]:  # noqa: FBT001 (four plain facts)

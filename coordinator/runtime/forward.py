@@ -44,28 +44,37 @@ class LeaderClient:
         self.forwarded = 0
         """Requests passed on since the start."""
 
-    async def pass_on(self, request: web.Request, body: dict[str, Any] | None = None) -> web.Response:
+    async def pass_on(
+        self, request: web.Request, body: dict[str, Any] | None = None, *, seconds_max: float | None = None
+    ) -> web.Response:
         """Send the request to the leader and answer what it answers.
 
         Args:
             request: As it came.
             body: What to send in place of its own body.
+            seconds_max: For this exchange, where it must not take as long as others.
 
         Raises:
             ApiError: No leader known, passed on already, or the leader does not answer (503 with code
                 ``leader-unreachable``: it may have acted).
         """
         url = self._leader_url()
-        if request.headers.get(FORWARDED) is not None or url is None:
+        if was_passed_on(request) or url is None:
             raise no_leader()
         data = await read_body(request) if body is None else json.dumps(body).encode()
         headers = {"Authorization": request.headers.get("Authorization", ""), FORWARDED: self._me}
         if "Content-Type" in request.headers:
             headers["Content-Type"] = request.headers["Content-Type"]
         self.forwarded += 1
+        seconds = self._seconds_max if seconds_max is None else seconds_max
         try:
             async with self._client().request(
-                request.method, f"{url}{request.rel_url.raw_path_qs}", data=data, headers=headers, allow_redirects=False
+                request.method,
+                f"{url}{request.rel_url.raw_path_qs}",
+                data=data,
+                headers=headers,
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=seconds, connect=min(seconds, CONNECT_SECONDS_MAX)),
             ) as response:
                 answer = await response.content.read(ANSWER_BYTES_MAX + 1)
                 while len(answer) <= ANSWER_BYTES_MAX and not response.content.at_eof():
@@ -88,7 +97,6 @@ class LeaderClient:
     def _client(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=self._seconds_max, connect=CONNECT_SECONDS_MAX),
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 connector=aiohttp.TCPConnector(limit=64),
@@ -100,6 +108,11 @@ class LeaderClient:
         """End all exchanges."""
         if self._session is not None:
             await self._session.close()
+
+
+def was_passed_on(request: web.Request) -> bool:
+    """Another coordinator sent this request on: it must not be sent on once more."""
+    return request.headers.get(FORWARDED) is not None
 
 
 def no_leader() -> ApiError:

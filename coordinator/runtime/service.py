@@ -28,7 +28,7 @@ from coordinator.runtime.history import Historian
 from coordinator.runtime.home import DataDir
 from coordinator.runtime.logs import set_up_logs
 from coordinator.runtime.raft.config import is_loopback
-from protocol.errors import ConfigError, SnapshotError, StoreError
+from protocol.errors import ConfigError, Refused, SnapshotError, StoreError, Unreachable
 from protocol.failpoints import arm_failpoints, armed
 from protocol.keys import ClusterKeys, read_secret
 
@@ -49,6 +49,8 @@ END_SECONDS_MAX: Final = 5.0
 """The orderly end; what is not done then is dropped."""
 LEADER_WATCH_SECONDS: Final = 0.1
 """How often a coordinator that does not lead looks who does."""
+CATCH_UP_SECONDS: Final = 1.0
+"""Longest wait for one barrier after the start; then the next one is tried."""
 
 
 class Service:
@@ -72,6 +74,7 @@ class Service:
         """What the group applies to, on its own thread. Two equal replicas instead of a lock around one."""
         self._historian = Historian(self.ledger, self.events)
         self._crash: BaseException | None = None
+        self._caught_up = False
         self._ended = asyncio.Event()
         self._ending = False
 
@@ -123,6 +126,7 @@ class Service:
         self.group.on_leadership(self.driver.leadership_changed)
         await self.group.start()
         self._watch = asyncio.create_task(self._watch_leader())
+        self._catching_up = asyncio.create_task(self._catch_up())
         return address
 
     async def run_until_ended(self) -> int:
@@ -139,6 +143,7 @@ class Service:
     async def _stop(self) -> None:
         self.listener.stop_listening()
         self._watch.cancel()
+        self._catching_up.cancel()
         self.events.close()
         self.driver.hub.end()
         await self.group.stop()
@@ -193,7 +198,26 @@ class Service:
                 self.driver.leader_known()
             await asyncio.sleep(LEADER_WATCH_SECONDS)
 
+    async def _catch_up(self) -> None:
+        """Pass one barrier after the start.
+
+        Only then does this replica hold all that was committed before: what lies in the journal may lack the newest
+        entries, and the first word of a leader that was just elected may do so too.
+        """
+        while not self._caught_up:
+            try:
+                await self.group.barrier(CATCH_UP_SECONDS)
+                self._caught_up = True
+            except (Refused, Unreachable):
+                await asyncio.sleep(LEADER_WATCH_SECONDS)
+        log.info("the replica has caught up: epoch %d is the newest", self.ledger.state.epoch)
+
     # --- what the API asks ---
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the ledger holds all that was committed before this process started; never false again."""
+        return self._caught_up
 
     @property
     def leads(self) -> bool:
@@ -254,7 +278,7 @@ class Service:
         reasons = []
         if self._ending or self._ended.is_set():
             reasons.append("ending")
-        if not self.group.is_ready:
+        if not (self._caught_up and self.group.is_ready):
             reasons.append("the replica has not caught up")
         if self.leader_id is None:
             reasons.append("no leader")

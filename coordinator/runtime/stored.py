@@ -64,6 +64,7 @@ class Stored:
         from protocol.verify import verify_epoch
 
         body = await read_object(request, {"deep": bool})
+        await self._api.fresh(request)
         record = self._committed(request)
         if self._waiting >= VERIFY_WAITING_MAX:
             raise ApiError(429, "busy", "too many verifications wait already", headers={"Retry-After": "5"})

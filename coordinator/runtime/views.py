@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from coordinator.blame import phase_steps
+from coordinator.progress import FIRST_PHASE
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -83,17 +86,19 @@ def epoch_full(record: EpochRecord, live: LiveView | None = None) -> dict[str, A
 def _member(record: EpochRecord, name: str, member: MemberRecord, live: LiveView | None) -> dict[str, Any]:
     reported = bool(member.snapshot)
     phase = "reported" if reported else None
-    if not reported and live is not None:
-        phase = live.phase_of(record.epoch, name)
+    if not reported and record.open and live is not None:
+        phase = live.phase_of(record.epoch, name) or FIRST_PHASE
+    if not reported and record.abort is not None:
+        phase = next((note.phase for note in record.abort.waiting if note.participant == name), None)
     return {
         "session": member.session,
-        "phase": phase or "ordered",
+        "phase": phase,
         "reported_ms": milliseconds(member.waited_ns) if reported else None,
         "snapshot": member.snapshot or None,
         "state_bytes": member.state_bytes,
         "new_bytes": member.new_bytes,
         "in_flight": member.in_flight,
-        "timings": {phase: round(ns / NS_PER_MS, 3) for phase, ns in sorted(member.timings.items())},
+        "timings": {phase: round(ns / NS_PER_MS, 3) for phase, ns in phase_steps(member.timings).items()},
     }
 
 

@@ -167,7 +167,7 @@ class Uploader:
             await self._encode(part, part.frozen.slices())
             self._note(part, "encode")
             fp("local.encoded")
-            self._sink.local_progressed(LocalProgressed(epoch=epoch, phase="encoded"))
+            self._sink.local_progressed(LocalProgressed(epoch=epoch, phase="encode"))
             await part.channels_closed.wait()
             await self._encode(part, part.frozen.channel_slices(part.channels))
             phase = "upload"

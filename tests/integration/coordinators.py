@@ -458,6 +458,6 @@ class Scripted:
                 snapshot=named,
                 state_bytes=10,
                 new_bytes=5,
-                timings={"record": 1_000, "channels": 2_000, "encoded": 3_000, "uploaded": 4_000},
+                timings={"record": 1_000, "channels": 2_000, "encode": 3_000, "upload": 4_000},
             )
         )

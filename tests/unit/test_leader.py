@@ -107,6 +107,7 @@ def test_lost_member_aborts_its_epoch_without_waiting_for_the_deadline():
     abort = world.epoch(1).abort
     assert (abort.participant, abort.phase) == ("b", "lost")
     assert "disconnected (reset by peer)" in abort.cause
+    assert [(note.participant, note.phase) for note in abort.waiting] == [("b", "channels")]
     world.run(until=world.ready)
     assert [m.id for m in world.ledger.state.topology.members] == ["a"]
     world.trigger()

@@ -15,6 +15,7 @@ from participant.machine_events import (
     FrameArrived,
     LeaveRequested,
     LocalFailed,
+    LocalProgressed,
     LocalPersisted,
     MessageIngested,
     RecordLocal,
@@ -634,7 +635,7 @@ def test_progress_is_told_with_the_channels_that_are_open() -> None:
     world = World("abc")
     world.start(1, "a")
     (recorded,) = world["a"].said(EpochProgress)
-    assert (recorded.phase, recorded.open_channels) == ("recorded", ("b", "c"))
+    assert (recorded.phase, recorded.open_channels) == ("channels", ("b", "c"))
     world["a"].flush()
     world.deliver(1)
     world["b"].flush()
@@ -645,8 +646,17 @@ def test_progress_is_told_with_the_channels_that_are_open() -> None:
     assert [progress.open_channels for progress in world["a"].machine.still_recording()] == [("c",)]
     world.lose = lambda _source, _frame: False
     world.run()
-    assert [progress.phase for progress in world["a"].said(EpochProgress)] == ["recorded", "channels"]
+    assert [progress.phase for progress in world["a"].said(EpochProgress)] == ["channels", "encode"]
     assert world["a"].machine.still_recording() == []
+
+
+def test_a_part_that_is_encoded_before_its_markers_are_in_still_waits_for_them() -> None:
+    world = World("ab")
+    world.start(1, "a")
+    world["a"].step(LocalProgressed(epoch=1, phase="encode"))
+    assert [told.phase for told in world["a"].said(EpochProgress)] == ["channels", "channels"]
+    world.run()
+    assert [told.phase for told in world["a"].said(EpochProgress)][2:] == ["upload"]
 
 
 def test_a_marker_behind_an_end_is_counted_and_starts_nothing() -> None:

@@ -183,3 +183,53 @@ def test_segments_of_the_path_are_quoted(api: FakeApi) -> None:
 )
 def test_addresses_as_people_write_them(text: str, places: tuple[Place, ...]) -> None:
     assert parse_places("--coordinators", text) == places
+
+
+def test_a_read_asks_for_a_fresh_answer_and_says_nothing_where_it_gets_one(
+    api: FakeApi, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api.on("GET", "/v1/status", {"leader": "c1"})
+    assert client(api.address).read("status") == {"leader": "c1"}
+    assert api.asked[0].query == {"fresh": "1"}
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_quorum_a_read_shows_an_old_answer_and_says_so(
+    api: FakeApi, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "FRESH_SECONDS", 0.3)
+    refusals = [error(503, "no-quorum", "no quorum of coordinators answered")] * 2
+    api.on("GET", "/v1/status", *refusals, {"leader": None})
+    assert client(f"127.0.0.1:{closed_port()}", api.address).read("status") == {"leader": None}
+    assert api.asked[-1].query == {}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"this is what {api.address} saw last" in line
+
+
+def test_a_strict_read_fails_without_a_quorum(api: FakeApi) -> None:
+    api.refuse("GET", "/v1/status", 503, "no-quorum", "no quorum of coordinators answered")
+    with pytest.raises(Failure) as raised:
+        client(api.address, timeout=0.3).read("status", strict=True)
+    assert (raised.value.exit, raised.value.code) == (Exit.UNREACHABLE, "no-quorum")
+
+
+def test_a_coordinator_that_is_not_ready_is_passed_over(api: FakeApi, second_api: FakeApi) -> None:
+    for path in ("/v1/epochs", "/v1/events"):
+        api.refuse("GET", path, 503, "not-ready", "this coordinator has just started")
+    second_api.on("GET", "/v1/epochs", {"epochs": []})
+    second_api.on("GET", "/v1/events", Answer(raw=b"data: {}\n\n"))
+    assert client(api.address, second_api.address).read("epochs") == {"epochs": []}
+    with client(api.address, second_api.address).stream("events") as (place, _):
+        assert str(place) == second_api.address
+
+
+def test_one_that_hangs_does_not_use_up_the_time_of_the_next(api: FakeApi, second_api: FakeApi) -> None:
+    release = threading.Event()
+    api.on("GET", "/v1/status", Answer(document={}, dribble=release))
+    second_api.on("GET", "/v1/status", {"leader": "c2"})
+    asking = client(api.address, second_api.address, timeout=1.0)
+    try:
+        assert asking.get("status") == {"leader": "c2"}
+        assert [str(place) for place in asking.places] == [second_api.address, api.address]
+    finally:
+        release.set()

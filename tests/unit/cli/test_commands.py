@@ -188,7 +188,7 @@ def test_a_bug_of_ours_is_a_sentence_and_with_debug_a_traceback(
     def broken(_method: str, _path: str) -> Answer:
         raise AssertionError("not asked")
 
-    monkeypatch.setattr("coordinator.cli.client.Client.get", broken)
+    monkeypatch.setattr("coordinator.cli.client.Client.read", broken)
     ended = ask("status")
     assert ended.code == 1
     assert "CLEANCUT_DEBUG=1" in ended.err
@@ -262,13 +262,13 @@ def test_epoch_list_shows_why_one_was_aborted_and_where_older_ones_are(ask: Cli,
     api.on("GET", "/v1/epochs", {"epochs": [ABORTED, COMMITTED], "more": True}, {"epochs": [], "more": False})
     ended = ask("epoch", "list", "--limit", "2", "--before", "14")
     lines = ended.out.splitlines()
-    assert "buyer-2, phase upload" in lines[1]
+    assert "buyer-2 in phase upload" in lines[1]
     assert "1/2" in lines[1].split()
     assert lines[2].split()[:2] == ["12", "committed"]
     assert "340 ms" in lines[2]
     assert "512.0 kB" in lines[2]
     assert lines[3].endswith("--before 12")
-    assert api.asked[0].query == {"limit": "2", "before": "14"}
+    assert api.asked[0].query == {"limit": "2", "before": "14", "fresh": "1"}
     assert ask("epoch", "list").out == "no epochs\n"
 
 
@@ -300,7 +300,7 @@ def test_an_epoch_that_was_triggered_and_aborts_is_exit_1_with_the_culprit(ask: 
     api.on("POST", "/v1/epochs", Answer(status=201, document=ABORTED))
     ended = ask("epoch", "trigger")
     assert (ended.code, ended.out) == (1, "")
-    assert "buyer-2, phase upload" in ended.err
+    assert "buyer-2 in phase upload" in ended.err
     assert "epoch why 13" in ended.err
     as_json = ask("epoch", "trigger", "--json")
     assert (as_json.code, as_json.document) == (1, ABORTED)
@@ -357,15 +357,27 @@ def test_state_in_words_escapes_what_an_agent_kept(ask: Cli, api: FakeApi) -> No
     document = {
         "agent": "buyer/main",
         "state_version": 2,
-        "fields": {"note": "\x1b[31m\u202e", "spent": 42, "orders": {"o1": {"cents": 5}}},
+        "fields": {
+            "note": "\x1b[31m\u202e",
+            "spent": 42,
+            "orders": {"o1": {"cents": 5}},
+            "by_number": {"pairs": [[102, "order 102"], [11, "x" * 500]]},
+            "none": {},
+        },
         "mailbox": [{"type": "Order"}],
         "timers": [],
     }
     api.on("GET", "/v1/epochs/latest/state", document)
     ended = ask("epoch", "state", "latest", "buyer/main")
-    assert api.asked[0].query == {"agent": "buyer/main"}
+    assert api.asked[0].query == {"agent": "buyer/main", "fresh": "1"}
     assert not any(each in ended.out for each in "\x1b\u202e")
-    assert '"cents": 5' in ended.out
+    lines = ended.out.splitlines()
+    assert lines[3:5] == ["  orders: 1 key", '    "o1": {"cents": 5}']
+    assert lines[5] == "  by_number: 2 keys"
+    assert lines[6].startswith('    11: "xxx')
+    assert lines[6].endswith("... (502 characters)")
+    assert lines[7:9] == ['    102: "order 102"', "  none: empty"]
+    assert "--json has all of it" in ended.err
     assert "mailbox: 1" in ended.out
     assert "timers: empty" in ended.out
     assert ask("epoch", "state", "latest", "buyer/main", "--json").document == document
