@@ -172,7 +172,7 @@ class ControlClient:
                     continue
                 turn += 1
                 if problem != said:
-                    log.info("coordinator %s: %s", url, problem)
+                    log.warning("coordinator %s: %s; trying on", url, problem)
                     said = problem
                 if turn % len(self._coordinators) == 0:
                     await asyncio.sleep(backoff.next())

@@ -304,7 +304,7 @@ class Participant:
 
     async def wait_idle(self) -> None:
         """Until no turn runs or can begin here and nothing that was sent is unacknowledged."""
-        while not self._idle:
+        while not self._idle and not self._ended.is_set():
             self._idle_news.clear()
             await self._idle_news.wait()
 
@@ -496,6 +496,8 @@ class Participant:
 
     def heartbeat_message(self) -> Heartbeat | None:
         """From the control connection: what keeps the lease."""
+        if self._closed:
+            return None
         for progress in self._machine.still_recording():
             self._control.send(progress)
         return self._machine.heartbeat()
@@ -622,10 +624,12 @@ class Participant:
         self._failure = error
         if error is not None:
             log.error("participant %s ends: %s", self.id, error)
-            # A fenced participant has no effect from here on: no turn, no frame, no upload.
+            # A fenced participant has no effect from here on: no turn, no frame, no upload, no claim to be alive.
             self._closed = True
             self._pump.close()
+            self._uploader.close()
         self._ended.set()
+        self._idle_news.set()
         for listener in self._listeners:
             listener.news.set()
 

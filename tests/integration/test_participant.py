@@ -58,6 +58,7 @@ async def memory(tmp_path: Path) -> AsyncIterator[Fleet]:
 # --- epochs under traffic -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_epochs_under_traffic_keep_the_total_on_a_mesh(fleet: Fleet) -> None:
     await fleet.mesh("abc")
     for number in range(30):
@@ -74,6 +75,7 @@ async def test_epochs_under_traffic_keep_the_total_on_a_mesh(fleet: Fleet) -> No
     assert flying > 0
 
 
+@pytest.mark.slow
 async def test_a_ring_takes_epochs_while_its_handlers_await(fleet: Fleet) -> None:
     await fleet.ring("abcd", pause=0.0005)
     for name in "abcd":
@@ -87,6 +89,7 @@ async def test_a_ring_takes_epochs_while_its_handlers_await(fleet: Fleet) -> Non
     assert sum(fleet.holder(name).cents for name in "abcd") == 4000
 
 
+@pytest.mark.slow
 async def test_overlapping_epochs_are_each_consistent(memory: Fleet) -> None:
     await memory.mesh("abc")
     for number in range(30):
@@ -128,6 +131,7 @@ async def test_a_long_await_delays_no_epoch(fleet: Fleet) -> None:
 # --- networks -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_connection_that_breaks_in_mid_epoch_comes_back_and_the_epoch_commits(sockets: Fleet) -> None:
     await sockets.mesh("abc")
     for number in range(20):
@@ -149,6 +153,7 @@ async def test_a_connection_that_breaks_in_mid_epoch_comes_back_and_the_epoch_co
     assert sum(sockets.holder(name).handled for name in "abc") == 20 * 301
 
 
+@pytest.mark.slow
 async def test_a_broker_that_is_killed_costs_time_and_nothing_else(tmp_path: Path) -> None:
     async with Fleet("mqtt", tmp_path) as fleet:
         await fleet.mesh("ab")
@@ -164,6 +169,7 @@ async def test_a_broker_that_is_killed_costs_time_and_nothing_else(tmp_path: Pat
         assert sum(fleet.holder(name).handled for name in "ab") == 20 * 101
 
 
+@pytest.mark.slow
 async def test_lost_repeated_and_late_frames_change_nothing(memory: Fleet) -> None:
     dice = random.Random(4)
 
@@ -295,8 +301,18 @@ async def test_a_fenced_participant_stops_at_once_with_a_clear_error(memory: Fle
             wire=MemoryTransport("c", memory.hub),
         ) as participant:
             await participant.wait_member()
+            assert participant.heartbeat_message() is not None
+            number = memory.conductor.start_epoch()
             memory.conductor.fence("c", "its lease ran out")
-            await anext(participant.events(), None)
+            with pytest.raises(FencedError):
+                await anext(participant.events())
+            # From here on it has no effect: no input, no turn, no upload, no claim to be alive.
+            assert participant.heartbeat_message() is None
+            assert participant.statistics()["capture_parts_open"] == 0
+            with pytest.raises(Refused):
+                await participant.ingest("holder/a", Token(1, 0))
+            with pytest.raises(Refused, match="was lost"):
+                await memory.conductor.wait_epoch(number)
 
 
 async def test_a_twin_is_refused_and_the_first_one_goes_on(memory: Fleet) -> None:
@@ -373,6 +389,7 @@ async def test_a_folder_as_store_holds_whole_epochs(tmp_path: Path) -> None:
         assert sum(fleet.money(epoch)) == 2005
 
 
+@pytest.mark.slow
 async def test_a_full_disk_aborts_with_errno_while_agents_go_on_and_heals_by_itself(memory: Fleet) -> None:
     await memory.mesh("ab")
     store = memory.store

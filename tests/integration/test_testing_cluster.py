@@ -107,6 +107,7 @@ async def test_a_message_is_handled_and_an_epoch_holds_the_state() -> None:
         assert cluster["account/main"].cents == 123
 
 
+@pytest.mark.slow
 async def test_money_is_conserved_in_every_epoch_taken_under_traffic() -> None:
     dice = random.Random(3)
     async with Cluster(*accounts(4)) as cluster:
@@ -247,6 +248,7 @@ async def test_a_store_that_fails_for_a_moment_is_tried_again() -> None:
         assert cluster.statistics()["capture_store_retries"] == 1
 
 
+@pytest.mark.slow
 async def test_a_store_that_fails_aborts_the_epoch_with_errno_and_the_next_one_works() -> None:
     store = MemoryStore(cluster_name("test"))
 
@@ -290,6 +292,7 @@ async def test_an_agents_capture_that_cannot_be_saved_fails_the_epoch_and_not_th
         assert (await cluster.epoch()).state("stubborn/main")["capture"] == {"memory": {"tools": ["good"]}}
 
 
+@pytest.mark.slow
 async def test_unchanged_state_is_not_written_again() -> None:
     class Shelf(Agent, kind="shelf"):
         notes = keyed(str, str)
