@@ -90,10 +90,7 @@ async def _window(processes: Processes, interval_ms: int, seconds: float) -> tup
 
 async def _quiet(processes: Processes, interval_ms: int) -> None:
     """Until no epoch of the window before is open, unless this one has epochs of its own."""
-    while (
-        not interval_ms
-        and (  # noqa: ASYNC110 - another process is asked: nothing here could be waited for
-            await processes.cluster.call("GET", "/v1/status")
-        )["epochs"]["open"]
-    ):
-        await asyncio.sleep(0.02)
+    still_open = not interval_ms
+    while still_open:
+        status = await processes.cluster.call("GET", "/v1/status")
+        still_open = bool(status["epochs"]["open"])

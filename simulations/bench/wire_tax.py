@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from protocol.channel import ReceivingEnd, SendingEnd
 from protocol.ids import ChannelId, ClusterName, Epoch, Instant, ParticipantId
-from protocol.items import control_positions, encode_message_item, split_items
+from protocol.items import control_positions, encode_message_items, split_items
 from protocol.keys import ClusterKeys
 from protocol.limits import CHANNEL_WINDOW_BYTES
 from protocol.snapshot import EpochStarted, ItemsReceived, SnapshotMachine, TopologySet
@@ -219,7 +219,7 @@ class _ChannelSender(_Channel):
         return self._paused or self._end.in_flight_bytes > CHANNEL_WINDOW_BYTES
 
     def give(self, messages: list[bytes]) -> None:
-        self._end.put([encode_message_item(message) for message in messages])
+        self._end.put(encode_message_items(messages))
         self._flush()
 
     def _flush(self) -> None:
