@@ -283,11 +283,9 @@ class ParticipantMachine(Channels):
             self._counts["orders_stale"] += 1
             return
         self.term = Term(message.term)
-        if not self.session:
+        if not self.session or message.incarnation > self.incarnation:
             self.session = Session(message.session)
-            self._enter(Incarnation(message.incarnation), message.newest_epoch)
-        elif message.incarnation > self.incarnation:
-            self._enter(Incarnation(message.incarnation), message.newest_epoch)
+            self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
         self._raise_mark(message.aborted_through, now, out)
         if self.topology is not None:
             out.append(SendControl(message=TopologyAccepted(session=self.session, version=self.topology.version)))
@@ -295,9 +293,14 @@ class ParticipantMachine(Channels):
         if self.leaving:
             out.append(SendControl(message=Leave(session=self.session)))
 
-    def _enter(self, incarnation: Incarnation, newest_epoch: int) -> None:
+    def _enter(self, incarnation: Incarnation, newest_epoch: int, out: list[Effect]) -> None:
         """Begin an incarnation: no streams, no epochs; every epoch that was started before is not ours."""
         self.incarnation = incarnation
+        for epoch in self._epochs.open():
+            self._epochs.forget(epoch)
+            out.append(DropLocal(epoch=epoch, reason=DropReason.ENDED.value))
+        self._counts["items_lost"] += len(self._unrouted)
+        self._unrouted.clear()
         self._snapshot = self._new_snapshot_machine(newest_epoch)
         self._forget_peers(list(self._peers.values()))
         self._routes = {}
@@ -464,9 +467,7 @@ class ParticipantMachine(Channels):
 
     def _progress(self, epoch: Epoch) -> EpochProgress:
         waiting = tuple(channel.source for channel in self._snapshot.open_channels(epoch))
-        return EpochProgress(
-            session=self.session, epoch=epoch, phase=self._epochs.phase(epoch), open_channels=waiting
-        )
+        return EpochProgress(session=self.session, epoch=epoch, phase=self._epochs.phase(epoch), open_channels=waiting)
 
     def _feed(self, event: SnapshotEvent, now: Instant, out: list[Effect], *, deadline: int = 0) -> None:
         """Give the snapshot machine an event and turn its effects into ours.

@@ -15,8 +15,8 @@ from participant.machine_events import (
     FrameArrived,
     LeaveRequested,
     LocalFailed,
-    LocalProgressed,
     LocalPersisted,
+    LocalProgressed,
     MessageIngested,
     RecordLocal,
     SendControl,
@@ -690,3 +690,83 @@ def test_a_timer_is_set_only_when_something_is_due_earlier() -> None:
     world["a"].pay("b", 1)
     assert [type(effect) for effect in world["a"].machine.flush(world.now + 1)] == [SendFrame]
     assert not world["a"].machine.flush_wanted
+
+
+def test_a_message_to_an_agent_that_has_moved_is_passed_on() -> None:
+    world = World("abc")
+    world["a"].step(TurnCommitted([message("a", "b", 7)]))
+    world["a"].flush()
+    source, frame = world.network.popleft()
+    moved = dict(zip("abc", world.members(), strict=True))
+    members = (
+        moved["a"],
+        Member(id="b", session=2, agents=()),
+        Member(id="c", session=3, agents=("agent/c", "agent/b")),
+    )
+    for part in world.parts.values():
+        part.control(TopologyChanged, incarnation=1, version=2, members=members)
+    world["b"].step(FrameArrived(world.header(source, frame), frame.body))
+    world.run()
+    assert not world["b"].received
+    assert world["c"].received == [("agent/a", 7)]
+
+
+def test_an_unreachable_peer_gets_its_acknowledgement_when_it_is_back() -> None:
+    world = World("ab")
+    world["a"].pay("b", 1)
+    world["a"].flush()
+    world.deliver()
+    world["b"].flush()
+    world.break_between("a", "b")
+    world.pass_time(2_000)
+    assert not world.network
+    world.mend("a", "b")
+    world.run()
+    assert world["a"].machine.outgoing_bytes == 0
+    assert world["b"].received == [("agent/a", 1)]
+
+
+def test_a_later_incarnation_begins_with_nothing_of_the_earlier_one() -> None:
+    world = World("ab")
+    world["a"].pay("b", 1)
+    world.start(1, "a")
+    world["a"].pay("c", 1)
+    world["a"].control(Registered, incarnation=2, lease_ns=1, newest_epoch=1)
+    assert [drop.epoch for drop in world["a"].dropped] == [1]
+    assert world["a"].machine.statistics()["unrouted"] == 0
+    assert (world["a"].machine.incarnation, world["a"].machine.topology) == (2, None)
+    assert world["a"].machine.open_epochs == ()
+    assert world["a"].machine.outgoing_bytes == 0
+    world["a"].control(TopologyChanged, incarnation=2, version=2, members=world.members())
+    assert world["a"].topologies[-1].first
+    world["a"].pay("b", 2)
+    world["a"].flush()
+    assert [(frame.incarnation, frame.first) for _, frame in world.network] == [(2, 1)]
+
+
+def test_an_older_epoch_gives_way_at_the_bound_and_says_why() -> None:
+    world = World("ab", max_concurrent_epochs=1)
+    world.start(1, "a")
+    world.start(2, "a")
+    (failed,) = world["a"].said(EpochFailed)
+    assert (failed.epoch, failed.phase) == (1, "channels")
+    assert "a newer epoch began" in failed.cause
+    assert world["a"].machine.open_epochs == (2,)
+
+
+def test_failures_that_nobody_answers_are_bounded() -> None:
+    world = World("ab")
+    for epoch in range(1, 200):
+        world["a"].control(StartEpoch, incarnation=1, epoch=epoch, topology=9, deadline_ns=1)
+    world["a"].controls.clear()
+    world["a"].control(Registered, incarnation=1, lease_ns=1)
+    said = [failed.epoch for failed in world["a"].said(EpochFailed)]
+    assert len(said) < 50
+    assert said[-1] == 199
+
+
+def test_leaving_before_there_is_a_session_is_said_with_the_registration() -> None:
+    machine = ParticipantMachine("a")
+    assert machine.step(LeaveRequested(), 1) == []
+    effects = machine.step(ControlArrived(message=Registered(term=1, session=3, incarnation=1, lease_ns=1)), 2)
+    assert [effect.message for effect in effects if isinstance(effect, SendControl)] == [Leave(session=3)]
