@@ -128,11 +128,12 @@ def split_items(body: bytes | memoryview, count: int) -> list[bytes]:
 
 def _are_messages(items: list[bytes]) -> bool:
     """Whether all of them are messages of a legal size; their bytes are as long as their headers say."""
+    if not items:
+        return True
     kinds = bytes(map(_first_byte, items))
-    if kinds.count(KIND_MESSAGE) != len(kinds):
+    if kinds.count(KIND_MESSAGE) != len(kinds) or min(map(len, items)) <= ITEM_HEADER_BYTES:
         return False
-    sizes = list(map(len, items))
-    return not sizes or (ITEM_HEADER_BYTES < min(sizes) and max(sizes) <= ITEM_HEADER_BYTES + MESSAGE_BYTES_MAX)
+    return max(map(len, items)) <= ITEM_HEADER_BYTES + MESSAGE_BYTES_MAX
 
 
 def _check_each(data: bytes, end: int) -> None:
