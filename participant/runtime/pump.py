@@ -10,6 +10,10 @@ Rules:
       the latest before anything but a turn happens: to everybody else they are one moment.
 
 A cut never waits for anything here: a running turn has simply not happened yet.
+
+Measured, CPU time in one run, 100 messages of 100 bytes under way, one state write and one send each: 0.55 of the rate of two
+tasks that wake each other through `asyncio.Queue`s with both agents in one participant, 0.39 over `memory`, 0.35 over
+`websocket` (frames, MAC and acknowledgements of both ends included). Most of a turn is its encoding and its transaction.
 """
 
 from __future__ import annotations
