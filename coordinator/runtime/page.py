@@ -1,4 +1,4 @@
-"""The page at `/`: three static files that read the API with the token that the user gives them.
+"""The page at `/`: static files that read the API with the token that the user gives them.
 
 The files hold nothing of the cluster, so they need no token. Everything from the cluster is put into the page as text,
 never as markup, and the content policy allows no script but the page's own (RELIABILITY.md T17).
@@ -18,6 +18,7 @@ _FILES: Final = {
     "/": ("index.html", "text/html"),
     "/web/page.js": ("page.js", "text/javascript"),
     "/web/page.css": ("page.css", "text/css"),
+    "/web/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",

@@ -32,7 +32,6 @@ READS = (
 WRITES = (
     ("POST", "/v1/epochs", {"wait": True}),
     ("POST", "/v1/epochs/1/abort", {}),
-    ("POST", "/v1/epochs/1/verify", {}),
     ("PUT", "/v1/policy", {"pause_ms": 0}),
 )
 
@@ -54,7 +53,10 @@ async def test_every_role_may_do_its_part_and_nothing_else(tmp_path):
                     assert status in {200, 201, 409}, document
                 else:
                     assert (status, document["error"]["code"]) == (403, "wrong-role")
-        for path in ("/healthz", "/", "/web/page.js", "/web/page.css"):
+        # Work, but it changes nothing.
+        for role, expected in (("participant", 403), ("viewer", 200), ("operator", 200)):
+            assert (await running.call("POST", "/v1/epochs/1/verify", {}, role=role))[0] == expected
+        for path in ("/healthz", "/", "/web/page.js", "/web/page.css", "/web/icon.svg"):
             assert (await running.call("GET", path, role=None))[0] == 200
 
 
@@ -166,6 +168,8 @@ def test_the_table_of_roles_defaults_to_the_narrowest():
     assert allowed_roles(Request("PATCH", "/v1/anything")) == {"operator"}
     assert allowed_roles(Request("GET", "/v1/participant")) == {"participant"}
     assert allowed_roles(Request("POST", "/healthz")) == frozenset()
+    assert allowed_roles(Request("POST", "/v1/epochs/1/verify")) == {"viewer", "operator"}
+    assert allowed_roles(Request("POST", "/v1/verify")) == {"operator"}
     assert allowed_roles(Request("GET", "/v1/participant/")) == {"viewer", "operator"}
 
 
