@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from tests.shared import shared_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
