@@ -119,9 +119,10 @@ async def run(spec: OddSpec) -> None:
         stop = asyncio.create_task(stopped.wait())
         await asyncio.wait([stop, *tasks], return_when=asyncio.FIRST_COMPLETED)
         for task in (stop, *tasks):
-            if task.done():
-                task.result()
             task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                raise outcome
 
 
 def main() -> int:

@@ -59,6 +59,7 @@ class RealCluster(LocalCluster):
 
     specs: dict[str, OddSpec] = field(default_factory=dict)
     store_folder: Path | None = None
+    alone: int = 0
     conserved_through: int | None = None
     """Last epoch that must hold all the money: the one before a participant was lost with what it had. None: all."""
 
@@ -118,10 +119,11 @@ class RealCluster(LocalCluster):
 
     async def start_alone(self, spec: OddSpec) -> children.Child:
         """Start a participant that need not become a member; nobody waits for it."""
-        path = self.folder / f"{spec.id.replace('/', '_')[:40]}-alone.json"
+        self.alone += 1
+        path = self.folder / f"alone-{self.alone}.json"
         path.write_bytes(msgspec.json.encode(spec))
         return await children.start(
-            spec.id[:40],
+            path.stem,
             [sys.executable, "-m", "tests.e2e.process", str(path)],
             log=path.with_suffix(".log"),
             variables=self.variables,
