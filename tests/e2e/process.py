@@ -40,6 +40,7 @@ class OddSpec(Spec, frozen=True, kw_only=True):
     odd: tuple[tuple[str, str], ...] = ()
     """(kind, name) of `odd_agents`."""
     listen: str = "127.0.0.1:0"
+    advertise: str = ""
 
     def all_agents(self) -> list[Agent]:
         """Every agent of this process."""
@@ -110,6 +111,7 @@ async def run(spec: OddSpec) -> None:
         secret_file=spec.secret_file,
         targets=spec.targets,
         listen=spec.listen,
+        advertise=spec.advertise,
         messages=[bank.Delivered, bank.Order, bank.Transfer, *odd_agents.MESSAGES.values()],
     ) as participant:
         tasks = [

@@ -91,7 +91,13 @@ class RealCluster(LocalCluster):
             if f"failpoint {point}: " in path.read_text(encoding="utf-8", errors="replace")
         ]
 
-    async def open(self, participants: int, policy: dict[str, Any], odd: dict[str, list[tuple[str, str]]]) -> None:
+    async def open(
+        self,
+        participants: int,
+        policy: dict[str, Any],
+        odd: dict[str, list[tuple[str, str]]],
+        places: dict[str, tuple[str, str]],
+    ) -> None:
         """Start everything; participants are called bank-1 and so on."""
         (self.folder / "tickets").mkdir()
         self.variables["PYTHONPATH"] = str(ROOT)
@@ -100,6 +106,7 @@ class RealCluster(LocalCluster):
         accounts = tuple(f"account/a{index + 1}" for index in range(2 * participants))
         for index, hosted in enumerate(agents.place(participants)):
             name = f"bank-{index + 1}"
+            listen, advertise = places.get(name, ("127.0.0.1:0", ""))
             self.specs[name] = OddSpec(
                 id=name,
                 cluster=self.name,
@@ -110,6 +117,8 @@ class RealCluster(LocalCluster):
                 agents=tuple(hosted),
                 accounts=accounts,
                 odd=tuple(odd.get(name, ())),
+                listen=listen,
+                advertise=advertise,
             )
         await asyncio.gather(*(self.join(name) for name in self.specs))
 
@@ -270,6 +279,7 @@ async def real_cluster(
     participants: int = 3,
     policy: dict[str, Any] | None = None,
     odd: dict[str, list[tuple[str, str]]] | None = None,
+    places: dict[str, tuple[str, str]] | None = None,
     lease_ms: int = 0,
     points: dict[str, str] | None = None,
     variables: dict[str, str] | None = None,
@@ -283,6 +293,7 @@ async def real_cluster(
         participants: How many of the bank's.
         policy: On top of `MANUAL`.
         odd: Odd agents by participant.
+        places: Where participants listen, and under what address they are reached.
         lease_ms: Of participants; 0: the default.
         points: Failpoints and what they do when their ticket is there.
         variables: For every process.
@@ -294,7 +305,7 @@ async def real_cluster(
     if points:
         cluster.failpoints(points)
     try:
-        await cluster.open(participants, policy or {}, odd or {})
+        await cluster.open(participants, policy or {}, odd or {}, places or {})
         yield cluster
     finally:
         await cluster.stop()
