@@ -345,6 +345,17 @@ class KeyedState(Cell, MutableMapping[K, V]):
         past = self.past(generation, key)
         return self.data.get(key, MISSING) if past is RELEASED else past
 
+    def stored_many(self, generation: int, keys: list[Any]) -> list[Any]:
+        """`stored_at` for each of these keys."""
+        data = self.data
+        if self.generation < generation:
+            # Nothing of this field has changed since the cut: no look into the past is needed.
+            return [data.get(key, MISSING) for key in keys]
+        if any(interval[0] >= generation for interval in self.history):
+            return [self.stored_at(generation, key) for key in keys]
+        before = [self.changes.get(key, RELEASED) for key in keys]
+        return [data.get(key, MISSING) if old is RELEASED else old for key, old in zip(keys, before, strict=True)]
+
     def keys_at(self, generation: int) -> list[Any]:
         """All keys at a cut, O(keys)."""
         newer = self.changed(generation, self.clock.generation + 1)

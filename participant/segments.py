@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from participant.cells import KeyedState, ObjectCell, PlainCell, WholeCell
 from participant.forms import container_header, joined_blocks
 from participant.history import MISSING
@@ -41,6 +43,13 @@ OVERLAYS_MAX: Final = 12
 """At 1 % churn a merge comes each 12th epoch; a restore reads at most this many small segments more."""
 BLOCK_BYTES_MIN: Final = 1024
 """Blocks are joined into chunks of at least about this size: a reference costs some 145 bytes in the local snapshot."""
+
+_ENTRY_OVERHEAD_BYTES: Final = 1 + 2 * 9
+"""The pair's own header, and a header or a whole number for key and value each."""
+_UTF8_BYTES_MAX: Final = 4
+_BYTES: Final = frozenset({bytes})
+_SIZED: Final = frozenset({bytes, str})
+_FIXED: Final = frozenset({int, float, bool})
 
 Segments = tuple[tuple["Chunk", ...], ...]
 
@@ -243,17 +252,23 @@ def _segments(
     """The entries of `keys` at the cut, in segments; fills `present` (if wanted) and `gone`."""
     segments: list[tuple[Chunk, ...]] = []
     entries: list[bytes] = []
-    size = 0
+    count = size = 0
     encode = ENCODER.encode
     encoded_already = cell.serializer == "msgpack" and cell.form is not None
     for start in range(0, len(keys), ENTRIES_PER_STEP):
         batch = keys[start : start + ENTRIES_PER_STEP]
-        if cell.generation < generation:
-            # Nothing of this field has changed since the cut: no look into the past is needed.
-            data = cell.data
-            values = [data.get(key, MISSING) for key in batch]
-        else:
-            values = [cell.stored_at(generation, key) for key in batch]
+        values = cell.stored_many(generation, batch)
+        if MISSING not in values and size + _bytes_at_most(batch, values) < SEGMENT_TARGET_BYTES:
+            # All of them in one call: the array's items are the entries.
+            pairs = zip(batch, map(msgspec.Raw, values) if encoded_already else values, strict=True)
+            joined = encode(list(pairs))[len(container_header(len(batch), is_map=False)) :]
+            entries.append(joined)
+            size += len(joined)
+            count += len(batch)
+            if present is not None:
+                present.extend(batch)
+            yield
+            continue
         for key, value in zip(batch, values, strict=True):
             if value is MISSING:
                 gone.append(key)
@@ -263,18 +278,31 @@ def _segments(
             entry = b"\x92" + encode(key) + (value if encoded_already else encode(value))
             entries.append(entry)
             size += len(entry)
+            count += 1
             if size >= SEGMENT_TARGET_BYTES:
-                segments.append((yield from _segment(entries, writer)))
-                entries, size = [], 0
+                segments.append((yield from _segment(entries, count, writer)))
+                entries, count, size = [], 0, 0
         yield
     if entries:
-        segments.append((yield from _segment(entries, writer)))
+        segments.append((yield from _segment(entries, count, writer)))
     return tuple(segments)
 
 
-def _segment(entries: list[bytes], writer: ChunkWriter) -> Generator[None, None, tuple[Chunk, ...]]:
+def _bytes_at_most(keys: list[Any], values: list[Any]) -> int:
+    """No less than the encoded bytes of these entries, cheaply; a large number where that cannot be told."""
+    total = _ENTRY_OVERHEAD_BYTES * len(keys)
+    for part in (keys, values):
+        kinds = set(map(type, part))
+        if kinds <= _SIZED:
+            total += sum(map(len, part)) * (1 if kinds == _BYTES else _UTF8_BYTES_MAX)
+        elif not kinds <= _FIXED:
+            return SEGMENT_TARGET_BYTES
+    return total
+
+
+def _segment(entries: list[bytes], count: int, writer: ChunkWriter) -> Generator[None, None, tuple[Chunk, ...]]:
     chunks: list[Chunk] = []
-    whole = b"".join([container_header(len(entries), is_map=False), *entries])
+    whole = b"".join([container_header(count, is_map=False), *entries])
     # A segment of one huge entry is cut; an ordinary one overshoots the target by its last entry and stays whole.
     for piece in [whole] if len(whole) < 2 * SEGMENT_TARGET_BYTES else _cut(whole):
         chunks.append(writer.put(bytes(piece), {}))
