@@ -147,7 +147,7 @@ def test_exit_ends_the_process_at_once_and_leaves_one_line():
 def test_every_point_has_one_place_a_sentence_and_only_drivers_have_places():
     """A machine must stay pure: crash points lie between its events (RELIABILITY.md 4.6, DESIGN.md section 3)."""
     placed: Counter[str] = Counter()
-    for folder in ("protocol", "participant", "coordinator", "simulations"):
+    for folder in ("protocol", "participant", "coordinator"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
             if "protocol.failpoints" not in text:
