@@ -44,6 +44,7 @@ Epochs are sealed and committed in the order of their numbers (I10), so that the
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 import msgspec
@@ -65,7 +66,6 @@ from coordinator.ledger.commands import (
     SealCommand,
     StartCommand,
     TopologyCommand,
-    to_ascii_json,
 )
 from coordinator.ledger.records import (
     ABORTED,
@@ -125,6 +125,8 @@ class _Dump(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 _commands: Final[msgspec.json.Decoder[Command]] = msgspec.json.Decoder(Command)
 _heads: Final = msgspec.json.Decoder(_Head)
 _dumps: Final = msgspec.json.Decoder(_Dump)
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
+"""In JSON these stand inside strings only, where an escape means the same."""
 
 
 def _yes(**fields: Any) -> Result:  # noqa: ANN401 - JSON values
@@ -180,8 +182,24 @@ class Ledger:
         return text
 
     def dump(self) -> str:
-        """The whole state as canonical ASCII JSON; equal on replicas that applied the same log."""
-        return to_ascii_json(_Dump(state=self.state, clients=list(self._clients.items())))
+        """The whole state as canonical ASCII JSON; equal on replicas that applied the same log.
+
+        The group takes it on the thread that sends Raft's signs of life, so it must be fast: megabytes through Python's
+        own `json` take longer than an election timeout. Only dictionaries that do not grow in order are sorted here; all
+        others are filled in order (members, timings, phases) and keep it over `load`.
+        """
+        state = msgspec.structs.replace(
+            self.state,
+            participants=dict(sorted(self.state.participants.items())),
+            announced=dict(sorted(self.state.announced.items())),
+            epochs=dict(sorted(self.state.epochs.items())),
+        )
+        clients = [
+            (name, ClientRecord(floor=client.floor, results=dict(sorted(client.results.items()))))
+            for name, client in self._clients.items()
+        ]
+        text = msgspec.json.encode(_Dump(state=state, clients=clients)).decode()
+        return text if text.isascii() else _NOT_ASCII.sub(lambda found: json.dumps(found[0])[1:-1], text)
 
     def load(self, text: str) -> None:
         """Take the state of a `dump`.

@@ -22,6 +22,7 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from pysyncobj.config import SERIALIZER_STATE
 
 from coordinator.runtime.raft import pinned
@@ -60,7 +61,7 @@ class Snapshot:
     """A verified snapshot."""
 
     state: str
-    """What the state machine's `snapshot` returned; ASCII or not, the file escapes it."""
+    """What the state machine's `snapshot` returned; ASCII or not."""
     last: Entry
     """The last entry that it covers."""
     previous: Entry
@@ -81,7 +82,7 @@ def encode_snapshot(snapshot: Snapshot, identity: dict[str, object]) -> bytes:
         "state": snapshot.state,
         "version": 1,
     }
-    body = json.dumps(document, sort_keys=True, separators=(",", ":")).encode("ascii")
+    body = msgspec.json.encode(document, order="sorted")  # many times faster than `json` on megabytes of text
     return _HEADER.pack(_MAGIC, zlib.crc32(body), len(body)) + body
 
 
