@@ -91,7 +91,7 @@ SNAPSHOT_OBJECT_BYTES_MAX: Final = 512 * MIB
 CONTENT_BYTES_MAX: Final = 1024 * MIB
 """One field's value, mailbox or channel state, joined in memory to be checked or shown."""
 
-CAPTURE_SLICE_NS: Final = 500_000
+CAPTURE_SLICE_NS: Final = 200_000
 """Background encoding yields to the event loop after this long."""
 TURN_SLICE_NS: Final = 2_000_000
 """Turns run back to back for this long before sockets are served again."""

@@ -171,8 +171,6 @@ class Uploader:
             await part.channels_closed.wait()
             await self._encode(part, part.frozen.channel_slices(part.channels))
             phase = "upload"
-            for upload in part.uploads:
-                await upload
             event = await self._finish(part)
         except asyncio.CancelledError:
             self._stop(part)
@@ -202,7 +200,7 @@ class Uploader:
             began = monotonic_ns()
             for pack in slices:
                 if pack is not None:
-                    part.uploads.append(self._upload(part, pack))
+                    part.uploads.append(self._upload(part, pack.key, pack.data))
                     await self._bound_uploads(part)
                     began = monotonic_ns()
                     continue
@@ -212,9 +210,9 @@ class Uploader:
                     await asyncio.sleep(0)
                     began = monotonic_ns()
 
-    def _upload(self, part: _Part, pack: Pack) -> asyncio.Task[None]:
+    def _upload(self, part: _Part, key: str, data: bytes) -> asyncio.Task[None]:
         # Not one of the driver's tasks: that it fails is this epoch's matter, which awaits it.
-        upload = asyncio.get_running_loop().create_task(self._put(part, pack.key, pack.data), name=f"upload {pack.key}")
+        upload = asyncio.get_running_loop().create_task(self._put(part, key, data), name=f"upload {key}")
         upload.add_done_callback(_retrieve)
         return upload
 
@@ -224,7 +222,11 @@ class Uploader:
             await part.uploads.pop(0)
 
     async def _finish(self, part: _Part) -> LocalPersisted:
-        """The local-snapshot object, when all that it names is durable."""
+        """Write the local-snapshot object; return when it and all that it names are durable.
+
+        It is written beside the last packs, not after them: nobody knows its name before the report, so in which order
+        they reach the disk is nobody's matter, and the disk is waited for once.
+        """
         record = part.record
         snapshot = part.frozen.local_snapshot(
             cluster=self._cluster,
@@ -238,7 +240,9 @@ class Uploader:
         )
         data = encode_local_snapshot(snapshot)
         name = digest(data)
-        await self._put(part, snapshot_key(name), data)
+        part.uploads.append(self._upload(part, snapshot_key(name), data))
+        for upload in part.uploads:
+            await upload
         self._note(part, "upload")
         new_bytes = part.frozen.new_bytes + len(data)
         self._counts["state_bytes"] = snapshot.state_bytes
