@@ -1,0 +1,35 @@
+"""What a sweep of some hundred seeds must have reached."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from simulations.faults import POINTS
+
+WANTED_PROBES: Final = (
+    "clock.stepped_back",
+    "cut.message_in_flight",
+    "cut.two_channels_in_flight",
+    "epoch.aborted_after_half",
+    "log.elected",
+    "log.late",
+    "log.lose",
+    "log.refuse",
+    "log.silent",
+    "log.twice",
+    "network.blocked_loss",
+    "network.cut_in_flight",
+    "network.duplicated",
+    "network.half_open_loss",
+    "network.held",
+    "network.lost",
+    "network.patience_over",
+    "network.reordered",
+    "store.ENOSPC",
+    "store.down",
+    "store.timeout_after_success",
+    "upload.retried",
+    "wire.refused",
+    *POINTS,
+)
+"""Rare states, and the points of the protocol at which a process may crash."""

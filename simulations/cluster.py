@@ -1,0 +1,251 @@
+"""A whole simulated cluster: everything put together, and the hands that faults need.
+
+Participants that ended start again after a while, as under a supervisor; coordinators that crashed start with a snapshot of
+their ledger that is some entries old.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from protocol.ids import ClusterName
+from protocol.keys import ClusterKeys
+from protocol.wire import FrameCodec
+from simulations.control import ControlLine
+from simulations.coordinator_node import CoordinatorLife
+from simulations.ghost import GhostLog
+from simulations.log import ReplicatedLog
+from simulations.network import Network
+from simulations.oracles import Oracles
+from simulations.participant_node import ParticipantLife
+from simulations.prng import stream
+from simulations.probes import Probes
+from simulations.store import SimulatedStore
+from simulations.topologies import names_of, targets_of
+from simulations.workloads import workload_of
+from simulations.world import MS, SECOND, World
+
+if TYPE_CHECKING:
+    from simulations.control import ControlClient
+    from simulations.options import Options
+    from simulations.trace import Trace
+
+SECRET: Final = b"a secret for clusters in simulations"
+WALL_NS: Final = 1_790_000_000 * SECOND
+DUMPS_EVERY: Final = 64
+"""Entries between two snapshots of a ledger from which a restarted coordinator begins."""
+
+
+class _NoTasks:
+    """In place of a driver's tasks, for workloads whose handlers never await."""
+
+    def spawn(self, work: Any, *, name: str) -> Any:  # noqa: ANN401 - as `TaskSet.spawn`
+        """There is no event loop."""
+        work.close()
+        raise AssertionError(f"{name}: a handler awaits, and this world has no event loop")
+
+
+class SimulatedCluster:
+    """Participants, coordinators, log, store and network in one world."""
+
+    def __init__(self, options: Options, trace: Trace) -> None:
+        self.options = options
+        self.trace = trace
+        self.world = World(trace, steps_max=options.steps_max)
+        self.probes = Probes()
+        self.name = ClusterName("simulated")
+        self.keys = ClusterKeys.from_secret(SECRET)
+        self.codec = FrameCodec(self.name, self.keys)
+        self.no_tasks: Any = _NoTasks()
+        self.participants = names_of(options)
+        chosen = targets_of(options)
+        everyone = options.topology == "mesh"
+        self.targets: dict[str, tuple[str, ...] | None] = {
+            name: None if everyone else targets for name, targets in chosen.items()
+        }
+        self.workload = workload_of(options, chosen)
+        self.store = SimulatedStore(self.world, options, self.name, self.probes)
+        self.network = Network(self.world, options, self.probes)
+        self.log = ReplicatedLog(self.world, options, self.probes)
+        self.ghost = GhostLog()
+        self.oracles = Oracles(self)
+        self.ghost.oracles = self.oracles
+        self.store.put_seen = self.oracles.object_visible
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.lives: dict[str, ParticipantLife] = {}
+        self.lines: list[ControlLine] = []
+        self.leaving: set[str] = set()
+        """Participants that were told to leave; asked, never iterated."""
+        self.healing = False
+        self._wall_jump: dict[str, int] = {}
+        self._life_numbers: dict[str, int] = {}
+        self._dumps: dict[str, tuple[str, int]] = {}
+        self._control_blocks: dict[tuple[str, str], int] = {}
+        self._line_number = 0
+        self._random = stream(options.seed, "cluster")
+        self.participant_deaths = 0
+        self.coordinator_deaths = 0
+
+    def boot(self) -> None:
+        """Start everything, each at a moment of its own."""
+        for name in self.log.names:
+            self.world.after(self._random.below(100 * MS), self._random, self.start_coordinator, name)
+        for name in self.participants:
+            self.world.after(self._random.below(300 * MS), self._random, self.start_participant, name)
+
+    # --- participants -------------------------------------------------------------------------------------------------
+
+    def start_participant(self, name: str) -> None:
+        """The next life of a participant."""
+        life = self.lives.get(name)
+        if life is not None and life.alive:
+            return
+        number = self._life_numbers[name] = self._life_numbers.get(name, 0) + 1
+        life = self.lives[name] = ParticipantLife(self, name, number, self.workload.agents(name))
+        self.trace.note(self.world.now, name, "Started", f"life {number}")
+        life.start()
+
+    def crash_participant(self, name: str, restart_ns: int) -> bool:
+        """Kill a participant; it starts again after a while."""
+        life = self.lives.get(name)
+        if life is None or not life.alive:
+            return False
+        self.trace.note(self.world.now, name, "Crashed", f"again in {restart_ns / 1e6:.0f} ms")
+        self._gone(life, "reset by peer")
+        self.world.after(restart_ns, self._random, self.start_participant, name)
+        return True
+
+    def participant_ended(self, life: ParticipantLife) -> None:
+        """A life is over by itself."""
+        self._gone(life, "closed")
+        self.world.after(20 * MS + self._random.below(500 * MS), self._random, self.start_participant, life.name)
+
+    def _gone(self, life: ParticipantLife, reason: str) -> None:
+        self.participant_deaths += 1
+        life.die()
+        life.pump.close()
+        self.network.died(life)
+        line = life.control.line
+        if line is not None:
+            self.world.after(self.options.latency_ns, self._random, line.cut, reason)
+
+    # --- coordinators -------------------------------------------------------------------------------------------------
+
+    def start_coordinator(self, name: str) -> None:
+        """The next life of a coordinator."""
+        before = self.log.lives.get(name)
+        if before is not None and before.alive:
+            return
+        number = self._life_numbers[name] = self._life_numbers.get(name, 0) + 1
+        life = CoordinatorLife(self, name, number, self._dumps.get(name))
+        self.trace.note(self.world.now, name, "Started", f"life {number}, {life.applied} entries in its snapshot")
+        self.log.started(life)
+
+    def crash_coordinator(self, name: str, restart_ns: int) -> bool:
+        """Kill a coordinator; it starts again after a while."""
+        life = self.log.lives.get(name)
+        if life is None or not life.alive:
+            return False
+        self.coordinator_deaths += 1
+        if self._random.chance(1, 2):
+            # Its own compaction, some time ago; entries behind it come from the log again.
+            self._dumps[name] = (life.ledger.dump(), life.applied)
+        self.trace.note(self.world.now, name, "Crashed", f"again in {restart_ns / 1e6:.0f} ms")
+        life.die()
+        for line in list(life.lines.values()):
+            self.world.after(self.options.latency_ns, self._random, line.cut, "reset by peer")
+        self.log.look()
+        self.world.after(restart_ns, self._random, self.start_coordinator, name)
+        return True
+
+    # --- control connections ------------------------------------------------------------------------------------------
+
+    def new_line(self, client: ControlClient, coordinator: CoordinatorLife) -> ControlLine:
+        """A connection is made."""
+        self._line_number += 1
+        line = ControlLine(self._line_number, client, coordinator)
+        self.lines = [each for each in self.lines if each.open]
+        self.lines.append(line)
+        return line
+
+    def control_blocked(self, participant: str, coordinator: str) -> bool:
+        """Whether a partition lies between these two."""
+        blocks = self._control_blocks
+        return bool(blocks) and bool(blocks.get((participant, coordinator)) or blocks.get((participant, "")))
+
+    def block_control(self, participant: str, coordinator: str) -> None:
+        """A partition between a participant and a coordinator ("": all of them)."""
+        key = (participant, coordinator)
+        self._control_blocks[key] = self._control_blocks.get(key, 0) + 1
+
+    def unblock_control(self, participant: str, coordinator: str) -> None:
+        """It is over."""
+        key = (participant, coordinator)
+        self._control_blocks[key] -= 1
+        if not self._control_blocks[key]:
+            del self._control_blocks[key]
+        for line in self.lines:
+            if line.open and not self.control_blocked(line.client.life.name, line.coordinator.name):
+                line.unblocked()
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def wall(self, name: str) -> int:
+        """A coordinator's wall clock, ns; it may jump."""
+        return WALL_NS + self.world.now + self._wall_jump.get(name, 0)
+
+    def jump_wall(self, name: str, by_ns: int) -> None:
+        """Set a wall clock."""
+        self._wall_jump[name] = self._wall_jump.get(name, 0) + by_ns
+
+    # --- the end of faults --------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """Mend everything: no fault is active, everybody is awake, and who is gone comes back."""
+        self.healing = True
+        self.probes.disarm()
+        for key in list(self._control_blocks):
+            while key in self._control_blocks:
+                self.unblock_control(*key)
+        self.network.heal()
+        self.store.heal()
+        for name in self.log.names:
+            life = self.log.lives.get(name)
+            if life is not None and life.asleep is not None:
+                life.resume()
+        self.log.heal()
+        for name in self.participants:
+            participant = self.lives.get(name)
+            if participant is not None and participant.asleep is not None:
+                participant.resume()
+            if participant is None or not participant.alive:
+                self.world.after(SECOND, self._random, self.start_participant, name)
+        for name in self.log.names:
+            coordinator = self.log.lives.get(name)
+            if coordinator is None or not coordinator.alive:
+                self.world.after(SECOND, self._random, self.start_coordinator, name)
+
+    # --- looking ------------------------------------------------------------------------------------------------------
+
+    def all_members(self) -> bool:
+        """Every participant is a member, with one topology among them, and a leader is at work."""
+        leader = self.log.leader
+        if leader is None or not leader.alive or not leader.machine.leading:
+            return False
+        topology = leader.ledger.state.topology
+        if len(topology.members) != len(self.participants) or leader.ledger.topology_is_stale:
+            return False
+        for member in topology.members:
+            life = self.lives.get(member.id)
+            if life is None or not life.alive or life.machine.session != member.session:
+                return False
+            if life.machine.topology is None or life.machine.topology.version != topology.version:
+                return False
+        return True
+
+    def idle(self) -> bool:
+        """Nothing is on its way and nobody has anything to do."""
+        return all(
+            life.alive and not life.pump.busy and not life.machine.outgoing_bytes and not life.machine.flush_wanted
+            for life in self.lives.values()
+        )

@@ -1,0 +1,275 @@
+"""A coordinator: the product's ledger and leader's machine, with the simulator as their driver.
+
+Its memory is gone when it dies; what the log has committed is not. A restarted one begins with a snapshot of its ledger, as
+old as the replicated log's compaction left it, and applies the rest again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, assert_never
+
+from coordinator.assembler import assemble_from_store
+from coordinator.events import (
+    Answer,
+    AssembleCut,
+    BecameLeader,
+    CloseConnection,
+    CommandAmbiguous,
+    CommandApplied,
+    CommandRefused,
+    CutAssembled,
+    Disconnected,
+    LeaderKnown,
+    LostLeadership,
+    ManifestFailed,
+    ManifestStored,
+    MessageArrived,
+    ParticipantConnected,
+    Propose,
+    Send,
+    SetTimer,
+    SnapshotsUnreadable,
+    StoreManifest,
+    TimerFired,
+)
+from coordinator.ledger import Ledger, encode_command, parse_result
+from coordinator.machine import Leader
+from coordinator.policy import PolicySettings
+from protocol.digests import manifest_key
+from protocol.ids import Epoch, Instant
+from protocol.messages import Register, decode_to_coordinator, encode_control
+from simulations.prng import stream
+from simulations.world import Process, Timer
+
+if TYPE_CHECKING:
+    from coordinator.events import Effect, Event
+    from protocol.errors import StoreError
+    from simulations.cluster import SimulatedCluster
+    from simulations.control import ControlLine
+
+_BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort"})
+"""Commands with points of the protocol around them; asked, never iterated."""
+
+
+class CoordinatorLife(Process):
+    """One process of a coordinator."""
+
+    def __init__(self, cluster: SimulatedCluster, name: str, number: int, dump: tuple[str, int] | None) -> None:
+        """Start.
+
+        Args:
+            cluster: Where it lives.
+            name: Of the coordinator.
+            number: Of this life, from 1.
+            dump: Snapshot of a ledger and how many entries are in it.
+        """
+        super().__init__(cluster.world, stream(cluster.options.seed, f"coordinator:{name}"), name)
+        self.cluster = cluster
+        options = cluster.options
+        self.ledger = Ledger(cluster.name)
+        self.applied = 0
+        if dump is not None:
+            self.ledger.load(dump[0])
+            self.applied = dump[1]
+        self.machine = Leader(
+            self.ledger,
+            coordinator=name,
+            client=f"{name}.{number}",
+            policy=PolicySettings(
+                kind="periodic",
+                interval_ns=options.interval_ns,
+                pause_ns=options.pause_ns,
+                deadline_ns=options.deadline_ns,
+                max_concurrent=options.max_concurrent,
+            ),
+            lease_ns=options.lease_ns,
+        )
+        self.lines: dict[int, ControlLine] = {}
+        self.leads_in: int | None = None
+        """Term of the leadership that the machine knows of."""
+        self._timer: Timer | None = None
+        self._events: list[Event] = []
+        self._running = False
+        self.reads = 0
+
+    # --- feeding ------------------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> None:
+        """Give the machine an event, now or right after the one that it is handling."""
+        self._events.append(event)
+        if self._running:
+            return
+        self._running = True
+        try:
+            while self._events and self.alive:
+                event = self._events.pop(0)
+                effects = self.machine.step(event, Instant(self.now))
+                self.cluster.trace.note(self.now, self.name, type(event).__name__, event, b"%d" % len(effects))
+                for effect in effects:
+                    self._carry_out(effect)
+                    if self.is_gone():
+                        return
+        finally:
+            self._running = False
+
+    # --- the log ------------------------------------------------------------------------------------------------------
+
+    def apply_through(self, index: int) -> None:
+        """Apply entries of the log up to this many."""
+        log = self.cluster.log
+        while self.alive and self.applied < index and not log.isolated.get(self.name):
+            text = log.entries[self.applied]
+            result = parse_result(self.ledger.apply(text))
+            self.applied += 1
+            command = json.loads(text)
+            self.cluster.ghost.entry_applied(self, command, result)
+            if self.machine.leading and result["ok"] and command["kind"] in _BEFORE_PROPOSE:
+                self.point(f"{command['kind']}.applied")
+                if self.is_gone():
+                    return
+            self.feed(CommandApplied(id=(command["id"][0], command["id"][1]), result=result))
+
+    def became_leader(self, term: int, index: int) -> None:
+        """The group made this one its leader."""
+        self.apply_through(index)
+        if self.is_gone():
+            return
+        if self.leads_in is not None:
+            self.leads_in = None
+            self.feed(LostLeadership(leader=""))
+        self.leads_in = term
+        self.feed(BecameLeader(term=term))
+
+    def lost_leadership(self, leader: str, term: int) -> None:
+        """It hears that another one leads since a term."""
+        if self.leads_in is not None and self.leads_in < term:
+            self.leads_in = None
+            self.feed(LostLeadership(leader=_url(leader)))
+        else:
+            self.leader_known(leader)
+
+    def leader_known(self, leader: str) -> None:
+        """It hears who leads."""
+        if self.leads_in is None and leader != self.name:
+            self.feed(LeaderKnown(leader=_url(leader)))
+
+    def command_refused(self, identity: tuple[str, int]) -> None:
+        """A proposal did not get into the log."""
+        self.feed(CommandRefused(id=identity, reason="injected"))
+
+    def command_ambiguous(self, identity: tuple[str, int]) -> None:
+        """Nobody knows."""
+        self.feed(CommandAmbiguous(id=identity, reason="no answer"))
+
+    # --- connections --------------------------------------------------------------------------------------------------
+
+    def connected(self, line: ControlLine) -> None:
+        """A participant has dialed."""
+        self.lines[line.number] = line
+        self.feed(ParticipantConnected(connection=line.number))
+
+    def message_arrived(self, line: ControlLine, data: bytes) -> None:
+        """A participant said something."""
+        if line.number not in self.lines:
+            return
+        message = decode_to_coordinator(data)
+        if isinstance(message, Register) and self.leads_in is None:
+            leader = self.cluster.log.leader
+            known = leader is not None and leader is not self and not self.cluster.log.isolated.get(self.name)
+            self.feed(LeaderKnown(leader=_url(leader.name) if known and leader is not None else ""))
+        self.feed(MessageArrived(connection=line.number, message=message))
+
+    def disconnected(self, line: ControlLine, reason: str) -> None:
+        """A connection is gone."""
+        if self.lines.pop(line.number, None) is not None:
+            self.feed(Disconnected(connection=line.number, reason=reason))
+
+    def point(self, name: str) -> None:
+        """Pass a point of the protocol."""
+        self.cluster.probes.point(name, self.name)
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(connection=connection, message=message):
+                line = self.lines.get(connection)
+                if line is not None:
+                    line.to_participant(encode_control(message))
+                    kind = type(message).__name__
+                    if kind in _SENT:
+                        self.point(_SENT[kind])
+            case SetTimer(at=at):
+                if self._timer is not None:
+                    self._timer.cancel()
+                self._timer = self.call_at(at, self._timer_fired)
+            case Propose(command=command):
+                if command.kind in _BEFORE_PROPOSE:
+                    self.point(f"{command.kind}.before_propose")
+                if self.alive:
+                    text = encode_command(command, at=self.cluster.wall(self.name))
+                    self.cluster.log.submit(self, text)
+            case CloseConnection(connection=connection, reason=reason):
+                line = self.lines.pop(connection, None)
+                if line is not None:
+                    self.feed(Disconnected(connection=connection, reason=reason))
+                    line.close_from_coordinator(reason)
+            case AssembleCut():
+                self.later(self.cluster.store.delay(), self._assemble, effect, self.now)
+            case StoreManifest():
+                self.point("manifest.before_put")
+                if self.alive:
+                    key = manifest_key(Epoch(effect.epoch))
+                    began = self.now
+                    self.cluster.store.put(
+                        self.name, key, effect.manifest, lambda error: self.enter(self._stored, effect, began, error)
+                    )
+            case Answer():
+                self.cluster.answers[effect.request] = effect.result
+            case _:
+                assert_never(effect)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.feed(TimerFired())
+
+    def _assemble(self, order: AssembleCut, began: int) -> None:
+        self.point("cut.before_assemble")
+        if not self.alive:
+            return
+        store = self.cluster.store
+        event: Any
+        trouble = None
+        for participant, _ in order.request.snapshots:
+            trouble = trouble or store.trouble(self.name, "get", f"snapshot of {participant}")
+        if trouble is not None:
+            event = SnapshotsUnreadable(epoch=order.epoch, participant="", cause=str(trouble))
+        else:
+            event = assemble_from_store(order.request, store.objects, self.cluster.keys)
+        if isinstance(event, CutAssembled):
+            self.point("cut.assembled")
+            event = CutAssembled(
+                epoch=event.epoch,
+                previous=event.previous,
+                manifest=event.manifest,
+                digest=event.digest,
+                took_ns=self.now - began,
+            )
+        if self.alive:
+            self.feed(event)
+
+    def _stored(self, order: StoreManifest, began: int, error: StoreError | None) -> None:
+        if error is not None:
+            self.feed(ManifestFailed(epoch=order.epoch, cause=str(error)))
+            return
+        self.point("manifest.after_put")
+        if self.alive:
+            self.feed(ManifestStored(epoch=order.epoch, digest=order.digest, took_ns=self.now - began))
+
+
+_SENT: Final = {"StartEpoch": "order.sent", "EpochCommitted": "commit.announced"}
+
+
+def _url(name: str) -> str:
+    return f"http://{name}" if name else ""

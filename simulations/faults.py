@@ -1,0 +1,352 @@
+"""What can go wrong, and how a run's faults are carried out.
+
+A fault is an entry of a list: kind, instant, length, whom it hits. `inject` puts them into a world; what comes of each is
+counted by kind (`Injector.fired`), because a fault that never happened has tested nothing. `simulations.swarm` draws lists.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from simulations.prng import stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulations.cluster import SimulatedCluster
+    from simulations.options import Fault
+
+POINTS: Final = (
+    "local.frozen",
+    "local.encoded",
+    "pack.before_put",
+    "pack.after_put",
+    "snapshot.before_put",
+    "snapshot.after_put",
+    "report.before_send",
+    "report.after_send",
+    "start.before_propose",
+    "start.applied",
+    "order.sent",
+    "reports.before_propose",
+    "reports.applied",
+    "cut.before_assemble",
+    "cut.assembled",
+    "seal.before_propose",
+    "seal.applied",
+    "manifest.before_put",
+    "manifest.after_put",
+    "commit.before_propose",
+    "commit.applied",
+    "commit.announced",
+    "abort.before_propose",
+    "abort.applied",
+)
+"""Points of the protocol at which a process can be made to crash, in the order of an epoch (as `protocol.failpoints`)."""
+
+
+class Injector:
+    """Carries out the faults of one run."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self._random = stream(cluster.options.seed, "faults")
+        self.fired: dict[str, int] = {}
+        """Kind -> how often one of it did something."""
+
+    def inject(self, faults: list[Fault]) -> None:
+        """Put them onto the world's queue."""
+        for fault in faults:
+            self._cluster.world.at(fault.at_ns, self._random, self._begin, fault)
+
+    def _begin(self, fault: Fault) -> None:
+        cluster = self._cluster
+        if cluster.healing:
+            return
+        cluster.trace.note(cluster.world.now, "fault", fault.kind, fault)
+        begin, end = KINDS[fault.kind]
+        if begin(cluster, fault, self):
+            self.count(fault.kind)
+            if end is not None:
+                cluster.world.after(fault.for_ns, self._random, self._end, fault, end)
+
+    def _end(self, fault: Fault, end: _End) -> None:
+        cluster = self._cluster
+        if cluster.healing:
+            return  # healing has ended it
+        cluster.trace.note(cluster.world.now, "fault over", fault.kind, fault)
+        end(cluster, fault)
+
+    def count(self, kind: str) -> None:
+        """A fault of this kind did something."""
+        self.fired[kind] = self.fired.get(kind, 0) + 1
+
+
+if TYPE_CHECKING:
+    _Begin = Callable[[SimulatedCluster, Fault, Injector], bool]
+    _End = Callable[[SimulatedCluster, Fault], None]
+
+
+# --- participants and coordinators ------------------------------------------------------------------------------------
+
+
+def _crash_participant(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.crash_participant(fault.who, fault.for_ns)
+
+
+def _crash_coordinator(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.crash_coordinator(fault.who, fault.for_ns)
+
+
+def _crash_leader(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    leader = cluster.log.leader
+    return leader is not None and cluster.crash_coordinator(leader.name, fault.for_ns)
+
+
+def _crash_all(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    crashed = [name for name in cluster.log.names if cluster.crash_coordinator(name, fault.for_ns)]
+    return bool(crashed)
+
+
+def _crash_at(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    def crash(who: str) -> None:
+        crashed = cluster.crash_participant if who in cluster.targets else cluster.crash_coordinator
+        if not cluster.healing and crashed(who, fault.for_ns):
+            injector.count(f"crash-at {fault.point}")
+
+    cluster.probes.arm(fault.point, fault.nth, crash)
+    return True
+
+
+def _pause(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    life = cluster.lives.get(fault.who)
+    if life is None or not life.alive or life.asleep is not None:
+        return False
+    life.suspend()
+    cluster.world.after(fault.for_ns, injector._random, life.resume)  # noqa: SLF001 - one module
+    return True
+
+
+def _pause_coordinator(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    life = cluster.log.leader if not fault.who else cluster.log.lives.get(fault.who)
+    if life is None or not life.alive or life.asleep is not None:
+        return False
+    life.suspend()
+    cluster.log.look()
+    cluster.world.after(fault.for_ns, injector._random, _wake_coordinator, cluster, life)  # noqa: SLF001 - one module
+    return True
+
+
+def _wake_coordinator(cluster: SimulatedCluster, life: object) -> None:
+    from simulations.coordinator_node import CoordinatorLife
+
+    assert isinstance(life, CoordinatorLife)
+    leader = cluster.log.leader
+    life.resume()
+    if life.alive:
+        life.apply_through(len(cluster.log.entries))
+        if leader is not None and leader is not life:
+            life.enter(life.lost_leadership, leader.name, cluster.log.term)
+    cluster.log.look()
+
+
+def _leave(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    life = cluster.lives.get(fault.who)
+    if life is None or not life.alive or not life.member:
+        return False
+    life.enter(life.leave)
+    return True
+
+
+# --- network ----------------------------------------------------------------------------------------------------------
+
+
+def _cut(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.network.cut(fault.who, fault.other)
+
+
+def _half_open(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.network.half_open(fault.who, fault.other, fault.for_ns)
+
+
+def _block(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.network.block(fault.who, fault.other)
+    return True
+
+
+def _unblock(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.network.unblock(fault.who, fault.other)
+
+
+def _partition(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """One participant from all others; both directions, or only its outgoing one (`other` is ``out``)."""
+    for name in cluster.participants:
+        if name != fault.who:
+            cluster.network.block(fault.who, name)
+            if fault.other != "out":
+                cluster.network.block(name, fault.who)
+    return True
+
+
+def _end_partition(cluster: SimulatedCluster, fault: Fault) -> None:
+    for name in cluster.participants:
+        if name != fault.who:
+            cluster.network.unblock(fault.who, name)
+            if fault.other != "out":
+                cluster.network.unblock(name, fault.who)
+
+
+def _slow(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.network.pipe(fault.who, fault.other).slow = fault.rate * 1_000_000
+    return True
+
+
+def _end_slow(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.network.pipe(fault.who, fault.other).slow = 0
+
+
+def _rate(attribute: str) -> tuple[_Begin, _End]:
+    """A likelihood of every pipe."""
+
+    def begin(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+        for pipe in cluster.network.pipes():
+            setattr(pipe, attribute, fault.rate)
+        return cluster.options.broker
+
+    def end(cluster: SimulatedCluster, fault: Fault) -> None:
+        for pipe in cluster.network.pipes():
+            setattr(pipe, attribute, 0)
+
+    return begin, end
+
+
+def _replay(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.network.replay(fault.who, fault.other, 8)
+
+
+def _forge(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.network.forge(fault.who, fault.other, 8)
+
+
+# --- control connections ----------------------------------------------------------------------------------------------
+
+
+def _cut_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    life = cluster.lives.get(fault.who)
+    line = life.control.line if life is not None and life.alive else None
+    if line is None:
+        return False
+    line.cut("cut")
+    return True
+
+
+def _block_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.block_control(fault.who, fault.other)
+    return True
+
+
+def _unblock_control(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.unblock_control(fault.who, fault.other)
+
+
+# --- the replicated log -----------------------------------------------------------------------------------------------
+
+
+def _isolate(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.log.isolate(fault.who)
+    return True
+
+
+def _rejoin(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.log.rejoin(fault.who)
+
+
+def _depose(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.log.depose()
+
+
+def _log_rate(attribute: str) -> tuple[_Begin, _End]:
+    def begin(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+        setattr(cluster.log, attribute, fault.rate)
+        return True
+
+    def end(cluster: SimulatedCluster, fault: Fault) -> None:
+        setattr(cluster.log, attribute, 0)
+
+    return begin, end
+
+
+def _lag(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.log.lag = fault.rate * 1_000_000
+    return True
+
+
+def _end_lag(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.log.lag = 0
+
+
+# --- store and clocks -------------------------------------------------------------------------------------------------
+
+
+def _store_down(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.store.down.add(fault.who)
+    return True
+
+
+def _end_store_down(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.store.down.discard(fault.who)
+
+
+def _store_rate(attribute: str) -> tuple[_Begin, _End]:
+    def begin(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+        setattr(cluster.store, attribute, fault.rate)
+        return True
+
+    def end(cluster: SimulatedCluster, fault: Fault) -> None:
+        setattr(cluster.store, attribute, 0)
+
+    return begin, end
+
+
+def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.jump_wall(fault.who, -fault.for_ns if fault.rate else fault.for_ns)
+    cluster.probes.hit("clock.stepped_back" if fault.rate else "clock.stepped_forward")
+    return True
+
+
+KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
+    "crash": (_crash_participant, None),
+    "crash-coordinator": (_crash_coordinator, None),
+    "crash-leader": (_crash_leader, None),
+    "crash-coordinators": (_crash_all, None),
+    "crash-at": (_crash_at, None),
+    "pause": (_pause, None),
+    "pause-coordinator": (_pause_coordinator, None),
+    "leave": (_leave, None),
+    "cut": (_cut, None),
+    "half-open": (_half_open, None),
+    "block": (_block, _unblock),
+    "partition": (_partition, _end_partition),
+    "slow": (_slow, _end_slow),
+    "duplicate": _rate("duplicate"),
+    "reorder": _rate("reorder"),
+    "lose": _rate("lose"),
+    "replay": (_replay, None),
+    "forge": (_forge, None),
+    "cut-control": (_cut_control, None),
+    "block-control": (_block_control, _unblock_control),
+    "isolate-coordinator": (_isolate, _rejoin),
+    "depose": (_depose, None),
+    "log-refuse": _log_rate("refuse"),
+    "log-lose": _log_rate("lose"),
+    "log-silent": _log_rate("silent"),
+    "log-late": _log_rate("late"),
+    "log-twice": _log_rate("twice"),
+    "log-lag": (_lag, _end_lag),
+    "store-down": (_store_down, _end_store_down),
+    "store-fail": _store_rate("fail"),
+    "store-unheard": _store_rate("unheard"),
+    "store-slow": _store_rate("slow"),
+    "clock": (_clock, None),
+}
+"""Kind -> what begins it (whether it did anything), and what ends it after its length."""

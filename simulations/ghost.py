@@ -1,0 +1,274 @@
+"""The ghost log: what really happened, taken down beside the product and never by it.
+
+Per stream (a channel within one pair of sessions) the messages that turns sent, in order, by a routing of its own; per
+stream how many of them were handed to mailboxes; vector clocks; and at each participant's cut where all of these stood and
+what the agents' states and mailboxes were. No sequence number, marker or digest of the product is read here.
+
+Source: RELIABILITY.md section 3 (feeders of the oracles).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from protocol.ids import ParticipantId
+from protocol.messages import Registered
+from simulations.violations import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from participant.machine_events import AnnounceEpoch, Delivery, Effect, RecordLocal
+    from protocol.messages import ToParticipant
+    from protocol.topology import Topology
+    from simulations.coordinator_node import CoordinatorLife
+    from simulations.oracles import Oracles
+    from simulations.participant_node import ParticipantLife
+
+_UNROUTED = object()
+_encode = msgspec.msgpack.encode
+
+
+class Stream:
+    """One channel within one pair of sessions."""
+
+    __slots__ = ("delivered", "sent", "source", "source_session", "stamps", "target", "target_session")
+
+    def __init__(self, source: str, source_session: int, target: str, target_session: int) -> None:
+        self.source = source
+        self.source_session = source_session
+        self.target = target
+        self.target_session = target_session
+        self.sent: list[bytes] = []
+        """Encoded envelopes in the order in which turns sent them."""
+        self.stamps: list[dict[int, int]] = []
+        """The sender's vector clock with each; shared by the messages of one moment."""
+        self.delivered = 0
+
+    def __str__(self) -> str:
+        return f"{self.source}->{self.target} (sessions {self.source_session}, {self.target_session})"
+
+
+class GhostCut:
+    """What one participant was at its cut of an epoch."""
+
+    __slots__ = ("at", "clock", "mailboxes", "received", "sent", "session", "states", "timers", "topology", "unrouted")
+
+    def __init__(self, life: GhostLife, at: int, states: dict[str, bytes], mailboxes: dict[str, list[bytes]]) -> None:
+        self.at = at
+        self.session = life.session
+        self.sent = {stream: len(stream.sent) for stream in life.outgoing_ever}
+        self.received = {stream: stream.delivered for stream in life.incoming_ever}
+        self.clock = dict(life.clock)
+        self.states = states
+        self.mailboxes = mailboxes
+        self.timers: dict[str, int] = {}
+        self.unrouted = [data for _, data in life.unrouted]
+        self.topology = life.version
+
+
+class GhostLife:
+    """The ghost of one life of a participant."""
+
+    def __init__(self, ghost: GhostLog, life: ParticipantLife) -> None:
+        self._ghost = ghost
+        self._life = life
+        self.name = life.name
+        self.session = 0
+        self.version = 0
+        self.term = 0
+        self.routes: dict[str, Stream | None] = {}
+        """Agent -> stream; None: hosted here."""
+        self.outgoing: dict[str, Stream] = {}
+        self.incoming: dict[str, Stream] = {}
+        self.outgoing_ever: list[Stream] = []
+        self.incoming_ever: list[Stream] = []
+        self.unrouted: list[tuple[str, bytes]] = []
+        self.clock: dict[int, int] = {}
+        """Session -> moments of it that this participant has heard of."""
+        self.reported: dict[int, str] = {}
+        self.ends: dict[int, str] = {}
+        """Epoch -> how it ended, as this life was told."""
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def sent(self, sends: Sequence[Delivery]) -> None:
+        """Turns have committed; these are their sends, in order."""
+        clock = self.clock = dict(self.clock)
+        clock[self.session] = clock.get(self.session, 0) + 1
+        routes = self.routes
+        for envelope, data in sends:
+            stream = routes.get(envelope.target, _UNROUTED)
+            if stream is None:
+                continue
+            if stream is _UNROUTED:
+                self.unrouted.append((envelope.target, data))
+                continue
+            stream.sent.append(data)  # type: ignore[attr-defined]
+            stream.stamps.append(clock)  # type: ignore[attr-defined]
+        self._ghost.sends += len(sends)
+
+    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+        """These go into mailboxes here: a run of messages from one participant, or of this one's own."""
+        source = self._ghost.home(deliveries[0][0].source)
+        if source == self.name:
+            return
+        stream = self.incoming.get(source)
+        if stream is None:
+            raise Violation("I22", f"{self.name} takes a message of {source}, with which it shares no channel")
+        position = stream.delivered
+        count = len(deliveries)
+        got = [data for _, data in deliveries]
+        if got != stream.sent[position : position + count]:
+            self._explain(stream, got)
+        stream.delivered = position + count
+        self._ghost.deliveries += count
+        theirs = stream.stamps[position + count - 1]
+        clock = self.clock = dict(self.clock)
+        for session, moments in theirs.items():
+            if clock.get(session, 0) < moments:
+                clock[session] = moments
+        clock[self.session] = clock.get(self.session, 0) + 1
+
+    def _explain(self, stream: Stream, got: list[bytes]) -> None:
+        for offset, data in enumerate(got):
+            number = stream.delivered + offset
+            if number < len(stream.sent) and stream.sent[number] == data:
+                continue
+            where = [index for index, sent in enumerate(stream.sent) if sent == data]
+            what = f"is message {where[0]} of it" if where else "was never sent on it"
+            raise Violation("I6", f"{stream}: what arrives as message {number} {what}; {len(stream.sent)} were sent")
+        raise AssertionError("lists that differ differ somewhere")
+
+    # --- orders -------------------------------------------------------------------------------------------------------
+
+    def ordered(self, message: ToParticipant, term_before: int, effects: Sequence[Effect]) -> None:
+        """An order arrived; `effects` is what it brought about."""
+        if isinstance(message, Registered) and not self.session:
+            self.session = int(self._life.machine.session)
+            self._ghost.registered(self)
+        term = getattr(message, "term", term_before)
+        if term < term_before and effects:
+            raise Violation("I20", f"{self.name} obeys term {term} after {term_before}: {message!r}")
+
+    def entered(self, topology: Topology) -> None:
+        """It is a member of this version."""
+        if topology.version <= self.version:
+            raise Violation("I7", f"{self.name} enters topology {topology.version} after {self.version}")
+        self.version = int(topology.version)
+        me = ParticipantId(self.name)
+        out: dict[str, Stream] = {}
+        incoming: dict[str, Stream] = {}
+        for other in topology.targets_of(me):
+            member = topology.member(other)
+            assert member is not None
+            out[other] = self._ghost.stream(self.name, self.session, other, member.session)
+        for other in topology.sources_of(me):
+            member = topology.member(other)
+            assert member is not None
+            incoming[other] = self._ghost.stream(other, member.session, self.name, self.session)
+        self.outgoing_ever += [stream for stream in out.values() if stream not in self.outgoing_ever]
+        self.incoming_ever += [stream for stream in incoming.values() if stream not in self.incoming_ever]
+        self.outgoing, self.incoming = out, incoming
+        self.routes = {}
+        for agent in topology.agents():
+            host = topology.host_of(agent)
+            if host == self.name:
+                self.routes[agent] = None
+            elif host in out:
+                self.routes[agent] = out[host]
+        unrouted, self.unrouted = self.unrouted, []
+        if unrouted:
+            clock = self.clock
+            for target, data in unrouted:
+                stream = self.routes.get(target, _UNROUTED)
+                if stream is _UNROUTED:
+                    self.unrouted.append((target, data))
+                elif stream is not None:
+                    stream.sent.append(data)  # type: ignore[attr-defined]
+                    stream.stamps.append(clock)  # type: ignore[attr-defined]
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+
+    def cut(self, effect: RecordLocal) -> None:
+        """The local state is recorded now."""
+        key = (self.session, int(effect.epoch))
+        if key in self._ghost.cuts:
+            raise Violation("I10", f"{self.name} records epoch {effect.epoch} twice")
+        states: dict[str, bytes] = {}
+        mailboxes: dict[str, list[bytes]] = {}
+        timers: dict[str, int] = {}
+        for host in self._life.hosts:
+            states[host.id] = _encode(agent_fields(host.agent))
+            mailboxes[host.id] = [data for _, data in host.mailbox]
+            timers[host.id] = len(host.timers)
+        cut = GhostCut(self, self._life.now, states, mailboxes)
+        cut.timers = timers
+        self._ghost.cuts[key] = cut
+
+    def announced(self, effect: AnnounceEpoch) -> None:
+        """It is told how an epoch ended."""
+        how = "committed" if effect.committed else "aborted"
+        known = self.ends.setdefault(int(effect.epoch), how)
+        if known != how:
+            raise Violation("I11", f"{self.name} hears that epoch {effect.epoch} is {how}, before: {known}")
+        self._ghost.oracles.told(self.name, int(effect.epoch), how)
+
+
+class GhostLog:
+    """All of it."""
+
+    def __init__(self) -> None:
+        self.oracles: Oracles
+        self.homes: dict[str, str] = {}
+        """Agent -> participant that hosts it, always."""
+        self.streams: dict[tuple[int, int], Stream] = {}
+        self.cuts: dict[tuple[int, int], GhostCut] = {}
+        """(session, epoch) -> cut."""
+        self.lives: dict[int, GhostLife] = {}
+        """By session."""
+        self.sends = 0
+        self.deliveries = 0
+
+    def home(self, agent: str) -> str:
+        """Where an agent lives."""
+        return self.homes[agent]
+
+    def born(self, life: ParticipantLife) -> GhostLife:
+        """A life begins."""
+        for agent in life.agents:
+            self.homes[agent.id] = life.name
+        return GhostLife(self, life)
+
+    def registered(self, life: GhostLife) -> None:
+        """A life has a session."""
+        if life.session in self.lives:
+            raise Violation(
+                "I24", f"session {life.session} is given to {life.name} and {self.lives[life.session].name}"
+            )
+        self.lives[life.session] = life
+
+    def stream(self, source: str, source_session: int, target: str, target_session: int) -> Stream:
+        """The stream, made by whoever knows of it first."""
+        key = (source_session, target_session)
+        found = self.streams.get(key)
+        if found is None:
+            found = self.streams[key] = Stream(source, source_session, target, target_session)
+        return found
+
+    def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
+        """A replica has applied an entry of the log."""
+        self.oracles.entry_applied(coordinator, command, result)
+
+
+def agent_fields(agent: Any) -> dict[str, Any]:  # noqa: ANN401 - any agent
+    """The saved fields of an agent in plain Python, as they are between two turns."""
+    found: dict[str, Any] = {}
+    for name in sorted(agent.__cleancut_fields__):
+        value = getattr(agent, name)
+        if hasattr(value, "items") and not isinstance(value, dict):
+            value = sorted(value.items())
+        found[name] = value
+    return found

@@ -1,0 +1,72 @@
+"""The judges: one file for each kind of invariant, fed by the ghost log, never by the product's own verdict.
+
+==================  ===================================================================================================
+module              invariants (names of RELIABILITY.md section 3)
+==================  ===================================================================================================
+`channel_states`    I1 recorded = in flight, list by list; I2 no orphan; and the recorded local states and mailboxes
+`vector_clocks`     I3, from clocks of its own
+`conservation`      I5 totals of each manifest, with what went to and came from lives that are gone
+`membership`        I7 members, sessions and channels are those of the start
+`epochs`            I9 one manifest; I10 numbers grow; I11 one end for everybody; I19 what was acknowledged stays; I21
+`durability`        I12 a visible manifest has all its objects
+`liveness`          L1, L2, L3 in the healed world
+==================  ===================================================================================================
+
+The ghost log itself finds I6 (no gap, repeat or swap at a receiver), I20 (highest term obeyed) and I22 (strangers).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from protocol.digests import EPOCHS_PREFIX, epoch_of_key
+from protocol.documents import decode_manifest
+from protocol.reading import EpochReader
+from simulations.oracles.channel_states import check_channel_states
+from simulations.oracles.conservation import check_conservation
+from simulations.oracles.durability import check_durable
+from simulations.oracles.epochs import EpochHistory
+from simulations.oracles.membership import check_membership
+from simulations.oracles.vector_clocks import check_vector_clocks
+
+if TYPE_CHECKING:
+    from simulations.cluster import SimulatedCluster
+    from simulations.coordinator_node import CoordinatorLife
+
+
+class Oracles:
+    """All judges of one run."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self.history = EpochHistory(cluster)
+        self.judged = 0
+        """Manifests that were judged."""
+        self.recorded_messages = 0
+        """In-flight messages in them."""
+
+    def object_visible(self, key: str, data: bytes) -> None:
+        """An object has become visible in the store."""
+        if not key.startswith(EPOCHS_PREFIX):
+            return
+        epoch = epoch_of_key(key)
+        if epoch is None:
+            return
+        cluster = self._cluster
+        self.judged += 1
+        self.history.manifest_visible(int(epoch), data)
+        manifest = decode_manifest(data, name=key)
+        check_durable(cluster, int(epoch), deep=cluster.options.deep or self.judged % 4 == 1)
+        reader = EpochReader(cluster.store.image, manifest)
+        check_membership(self.history.started[int(epoch)], manifest)
+        self.recorded_messages += check_channel_states(cluster.ghost, reader)
+        check_vector_clocks(cluster.ghost, manifest)
+        check_conservation(cluster, reader)
+
+    def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
+        """A replica has applied an entry."""
+        self.history.entry_applied(coordinator, command, result)
+
+    def told(self, name: str, epoch: int, how: str) -> None:
+        """A participant was told how an epoch ended."""
+        self.history.told(name, epoch, how)

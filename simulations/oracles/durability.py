@@ -1,0 +1,27 @@
+"""I12: at the moment in which a manifest becomes visible, everything that it names is there and whole.
+
+The image that is read is what a crash of every process at this moment would leave. Reading is left to
+`protocol.verify`, which recomputes each digest from the bytes; that it looks at everything is proved by the mutants.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protocol.verify import verify_epoch
+from simulations.violations import Violation
+
+if TYPE_CHECKING:
+    from simulations.cluster import SimulatedCluster
+
+
+def check_durable(cluster: SimulatedCluster, epoch: int, *, deep: bool) -> None:
+    """Judge one manifest.
+
+    Raises:
+        Violation: I12.
+    """
+    report = verify_epoch(cluster.store.image, epoch, cluster.keys, deep=deep, stop_at_first=True)
+    if not report.ok:
+        first = report.findings[0]
+        raise Violation("I12", f"epoch {epoch} is visible, but {first.kind} {first.key}: {first.detail}")

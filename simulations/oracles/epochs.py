@@ -1,0 +1,138 @@
+"""I9, I10, I11, I19, I21: one history of epochs, the same for everybody, that only grows.
+
+Fed by every entry that any replica applies and by every manifest that becomes visible. The first replica to apply an entry
+writes the history; the others must agree with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from protocol.digests import digest, manifest_key
+from protocol.errors import ObjectMissing
+from protocol.topology import Topology
+from simulations.oracles.membership import StartedWith
+from simulations.violations import Violation
+
+if TYPE_CHECKING:
+    from simulations.cluster import SimulatedCluster
+    from simulations.coordinator_node import CoordinatorLife
+
+_MAY_FOLLOW: Final = {
+    "": ("started",),
+    "started": ("started", "sealed", "aborted"),
+    "sealed": ("sealed", "committed"),
+    "committed": ("committed",),
+    "aborted": ("aborted",),
+}
+DIGEST_EVERY: Final = 16
+"""Entries between two comparisons of the replicas' digests: a dump of the ledger costs more than an entry."""
+
+
+class EpochHistory:
+    """What the log has said."""
+
+    def __init__(self, cluster: SimulatedCluster) -> None:
+        self._cluster = cluster
+        self.applied = 0
+        self.states: dict[int, str] = {}
+        self.started: dict[int, StartedWith] = {}
+        self.started_at: dict[int, int] = {}
+        self.ended_at: dict[int, int] = {}
+        self.manifests: dict[int, bytes] = {}
+        self.sealed: dict[int, str] = {}
+        self.committed = 0
+        self.commits = 0
+        self.aborts = 0
+        self._digests: dict[int, str] = {}
+        self._results: dict[int, dict[str, Any]] = {}
+
+    def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
+        """A replica has applied the entry `coordinator.applied`."""
+        index = coordinator.applied
+        known = self._results.setdefault(index, result)
+        if known != result:
+            raise Violation("I21", f"entry {index} gave {known} at one replica and {result} at {coordinator.name}")
+        if index % DIGEST_EVERY == 0:
+            found = coordinator.ledger.digest()
+            before = self._digests.setdefault(index, found)
+            if before != found:
+                raise Violation("I21", f"replicas differ after entry {index}")
+        if index <= self.applied:
+            return
+        self.applied = index
+        if not result["ok"]:
+            return
+        if command["kind"] in {"start", "seal", "commit", "abort"}:
+            self._epoch_changed(coordinator, int(command.get("epoch") or result["epoch"]))
+        for number in result.get("aborted", ()):  # a member was lost
+            self._epoch_changed(coordinator, int(number))
+
+    def _epoch_changed(self, coordinator: CoordinatorLife, number: int) -> None:
+        ledger = coordinator.ledger
+        record = ledger.epoch(number)
+        if record is None:
+            raise Violation("I10", f"epoch {number} is unknown right after an entry about it")
+        before = self.states.get(number, "")
+        if record.state not in _MAY_FOLLOW[before]:
+            raise Violation("I11", f"epoch {number} was {before or 'unknown'} and is {record.state}")
+        now = self._cluster.world.now
+        if not before:
+            if number <= max(self.states, default=0):
+                raise Violation("I10", f"epoch {number} starts after {max(self.states)}")
+            self._note_start(coordinator, number, now)
+        self.states[number] = record.state
+        if record.state == "sealed" and before == "started":
+            self.sealed[number] = record.manifest
+        if record.state == "committed" and before == "sealed":
+            self._committed(number, record.manifest, now)
+        if record.state == "aborted" and before == "started":
+            self.aborts += 1
+            self.ended_at[number] = now
+            if sum(1 for member in record.members.values() if member.snapshot) * 2 >= len(record.members):
+                self._cluster.probes.hit("epoch.aborted_after_half")
+            if record.abort is None or not (record.abort.cause and record.abort.phase):
+                raise Violation("P4", f"epoch {number} is aborted without phase and cause")
+
+    def _note_start(self, coordinator: CoordinatorLife, number: int, now: int) -> None:
+        topology_record = coordinator.ledger.state.topology
+        members = topology_record.members
+        topology = Topology(topology_record.version, members)  # type: ignore[arg-type]
+        self.started[number] = StartedWith(
+            topology=topology_record.version,
+            incarnation=coordinator.ledger.state.incarnation,
+            sessions={member.id: member.session for member in members},
+            agents={member.id: tuple(sorted(member.agents)) for member in members},
+            channels=tuple((str(channel.source), str(channel.target)) for channel in topology.channels()),
+        )
+        self.started_at[number] = now
+
+    def _committed(self, number: int, manifest: str, now: int) -> None:
+        if number <= self.committed:
+            raise Violation("I10", f"epoch {number} is committed after {self.committed}")
+        self.committed = number
+        self.commits += 1
+        self.ended_at[number] = now
+        if self.sealed.get(number) != manifest:
+            raise Violation(
+                "I9", f"epoch {number} was sealed with {self.sealed.get(number)}, committed with {manifest}"
+            )
+        try:
+            self._cluster.store.image.size(manifest_key(number))
+        except ObjectMissing:
+            raise Violation("I12", f"epoch {number} is committed and its manifest is not in the store") from None
+
+    def manifest_visible(self, number: int, data: bytes) -> None:
+        """A manifest has become visible."""
+        if self.manifests.setdefault(number, data) != data:
+            raise Violation("I9", f"two manifests of epoch {number}")
+        sealed = self.sealed.get(number)
+        if sealed is None:
+            raise Violation("I9", f"the manifest of epoch {number} is visible and no entry has sealed it")
+        if sealed != digest(data):
+            raise Violation("I9", f"epoch {number} is sealed with {sealed}, its manifest is {digest(data)}")
+
+    def told(self, name: str, number: int, how: str) -> None:
+        """A participant was told how an epoch ended."""
+        if self.states.get(number) != how:
+            raise Violation("I11", f"{name} hears that epoch {number} is {how}; it is {self.states.get(number)}")

@@ -1,0 +1,101 @@
+"""L1, L2, L3: in a healed world everybody comes together, every epoch ends, and new ones commit.
+
+The bounds are sums of what the parts are allowed to take: a lease until a lost member is noticed, a deadline for an epoch, two
+intervals, and reconnects. They are generous on purpose: what never happens passes every bound.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulations.violations import LivenessViolation
+from simulations.world import SECOND
+
+if TYPE_CHECKING:
+    from simulations.cluster import SimulatedCluster
+
+
+def demand_all_members(cluster: SimulatedCluster) -> None:
+    """L3: all participants become members of one topology.
+
+    Raises:
+        LivenessViolation: They do not.
+    """
+    options = cluster.options
+    bound = 20 * SECOND + 4 * options.lease_ns + 4 * options.deadline_ns
+    if not cluster.world.run(cluster.world.now + bound, until=cluster.all_members):
+        raise LivenessViolation(
+            "L3", f"not all are members {bound / 1e9:.0f} s after the last fault: {_describe(cluster)}"
+        )
+
+
+def demand_ends(cluster: SimulatedCluster) -> None:
+    """L1: every epoch that is open now ends.
+
+    Raises:
+        LivenessViolation: One does not.
+    """
+    history = cluster.oracles.history
+    newest = max(history.states, default=0)
+    bound = 2 * cluster.options.deadline_ns + 10 * SECOND
+
+    def ended() -> bool:
+        return all(state in ("committed", "aborted") for number, state in history.states.items() if number <= newest)
+
+    if not cluster.world.run(cluster.world.now + bound, until=ended):
+        still = [f"{number} is {state}" for number, state in history.states.items() if state in ("started", "sealed")]
+        raise LivenessViolation("L1", f"epoch {', '.join(still)} after {bound / 1e9:.0f} s: {_describe(cluster)}")
+
+
+def demand_commits(cluster: SimulatedCluster, count: int) -> None:
+    """L2: epochs that start from now on commit, within two intervals and an epoch's time each.
+
+    Raises:
+        LivenessViolation: They do not.
+    """
+    history = cluster.oracles.history
+    options = cluster.options
+    newest = max(history.states, default=0)
+    each = 2 * options.interval_ns + options.pause_ns + options.deadline_ns + 5 * SECOND
+
+    def committed() -> bool:
+        states = history.states
+        return (
+            sum(1 for number in range(newest + 1, max(states, default=0) + 1) if states.get(number) == "committed")
+            >= count
+        )
+
+    if not cluster.world.run(cluster.world.now + count * each, until=committed):
+        recent = [f"{number} {state}" for number, state in list(history.states.items())[-4:]]
+        raise LivenessViolation(
+            "L2", f"no new epoch commits in a healed cluster; newest: {recent}; {_describe(cluster)}"
+        )
+
+
+def demand_quiet(cluster: SimulatedCluster) -> None:
+    """All that is on its way arrives once nobody begins anything new, and every stream was delivered to its end.
+
+    Raises:
+        LivenessViolation: It does not.
+    """
+    bound = 30 * SECOND
+    if not cluster.world.run(cluster.world.now + bound, until=cluster.idle):
+        busy = {name: (life.machine.outgoing_bytes, life.pump.busy) for name, life in sorted(cluster.lives.items())}
+        raise LivenessViolation("L2", f"messages do not arrive in a healed cluster; (bytes out, busy): {busy}")
+    for life in cluster.lives.values():
+        for stream in life.ghost.incoming.values():
+            if stream.delivered != len(stream.sent):
+                raise LivenessViolation("I6", f"{stream}: {stream.delivered} of {len(stream.sent)} messages arrived")
+
+
+def _describe(cluster: SimulatedCluster) -> str:
+    leader = cluster.log.leader
+    if leader is None or not leader.alive:
+        return "there is no leader"
+    waits = leader.machine.waits_for(leader.now) if leader.machine.leading else "it has not begun to lead"  # type: ignore[arg-type]
+    members = {member.id: member.session for member in leader.ledger.state.topology.members}
+    lives = {
+        name: (life.machine.session, life.alive, life.ended, life.control.line is not None)
+        for name, life in sorted(cluster.lives.items())
+    }
+    return f"leader {leader.name}: {waits or 'nothing holds it back'}; members {members}; (session, alive, ended, connected) {lives}"

@@ -1,0 +1,319 @@
+"""A participant: the product's machine, hosts, turns and capture, with the simulator as their driver.
+
+The same parts as `participant.runtime.participant` puts together, in the same order: what arrived is stepped by its own
+event, then a tick runs turns for a slice and flushes. Turns take virtual time. `simulations.uploads` is the background half
+of a cut.
+
+A life ends by a crash, when it is fenced, or when it has left; the next one has another boot id, and nothing of this one's
+memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from participant.codec import MessageRegistry
+from participant.host import AgentHost
+from participant.machine import ParticipantMachine
+from participant.machine_events import (
+    AnnounceEpoch,
+    ChannelsRecorded,
+    ControlArrived,
+    DeadLetter,
+    DeliverToAgents,
+    DropLocal,
+    EndParticipant,
+    EnterTopology,
+    EpochWanted,
+    FrameArrived,
+    KeepLocal,
+    LeaveRequested,
+    PeerConnected,
+    PeerDisconnected,
+    RecordLocal,
+    SendControl,
+    SendFrame,
+    SetTimer,
+    TimerFired,
+    TurnCommitted,
+)
+from participant.state import CutClock
+from protocol.errors import WireError
+from protocol.ids import Instant, ParticipantId
+from protocol.messages import LocalReport, Register
+from simulations.control import ControlClient
+from simulations.prng import stream
+from simulations.turns import SimulatedPump, TurnClock
+from simulations.uploads import Uploads
+from simulations.violations import Violation
+from simulations.world import Process, Timer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from participant.agent import Agent
+    from participant.failure import DeadLettered, Stopped
+    from participant.machine_events import Delivery, Effect, Event
+    from protocol.messages import ToParticipant
+    from simulations.cluster import SimulatedCluster
+    from simulations.ghost import GhostLife
+
+
+class ParticipantLife(Process):
+    """One life of a participant."""
+
+    def __init__(self, cluster: SimulatedCluster, name: str, number: int, agents: Sequence[Agent]) -> None:
+        """Start.
+
+        Args:
+            cluster: Where it lives.
+            name: Participant id.
+            number: Of this life, from 1.
+            agents: Fresh ones.
+        """
+        super().__init__(cluster.world, stream(cluster.options.seed, f"participant:{name}:{number}"), name)
+        self.cluster = cluster
+        self.number = number
+        self.agents = agents
+        self.control_random = stream(cluster.options.seed, f"control:{name}:{number}")
+        self.boot_id = f"{name}-{number}"
+        self.peers: dict[str, str] = {}
+        self.member = False
+        self.ended = ""
+        """Why this life ended by itself."""
+        registry = MessageRegistry.of_agents(agents, cluster.workload.messages)
+        self.cut_clock = CutClock()
+        self.hosts = [AgentHost(agent, registry, self.cut_clock) for agent in agents]
+        self.machine = ParticipantMachine(
+            ParticipantId(name),
+            max_concurrent_epochs=max(2, cluster.options.max_concurrent),
+            recording_bytes_max=cluster.options.recording_bytes_max,
+        )
+        self.pump = SimulatedPump(self.hosts, clock=TurnClock(self), sink=self, tasks=cluster.no_tasks)
+        self.uploads = Uploads(self)
+        self.control = ControlClient(self)
+        self.ghost: GhostLife = cluster.ghost.born(self)
+        self.codec = cluster.codec
+        self._tick_due = False
+        self._timer: Timer | None = None
+        self.forged = 0
+        self._carry: dict[type[Any], Callable[[Any], None]] = {
+            DeliverToAgents: self._deliver_to_agents,
+            SendFrame: self._send_frame,
+            SetTimer: self._set_timer,
+            RecordLocal: self._record_local,
+            ChannelsRecorded: self._channels_recorded,
+            DropLocal: self._drop_local,
+            KeepLocal: self._keep_local,
+            AnnounceEpoch: self._announce_epoch,
+            SendControl: self._send_control,
+            EnterTopology: self._enter_topology,
+            DeadLetter: self._dead_letter,
+            EndParticipant: self._end_participant,
+        }
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self.cluster.network.lives[self.name] = self
+        self.control.start()
+
+    # --- machine and loop ---------------------------------------------------------------------------------------------
+
+    def step(self, event: Event, mark: bytes = b"") -> None:
+        """Give the machine an event and carry out what it orders."""
+        effects = self.machine.step(event, Instant(self.now))
+        self.cluster.trace.note(self.now, self.name, type(event).__name__, event, mark + b"%d" % len(effects))
+        self._carry_out(effects)
+        self.wake()
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        carry = self._carry
+        for effect in effects:
+            if not self.alive:
+                return
+            carry[type(effect)](effect)
+
+    def wake(self) -> None:
+        """Have `_tick` run soon."""
+        if not self._tick_due and self.alive:
+            self._tick_due = True
+            self.world.at(self.now, self.random, self.enter, self._tick)
+
+    def _tick(self) -> None:
+        self._tick_due = False
+        more = self.pump.run()
+        if self.alive and self.machine.flush_wanted:
+            self._carry_out(self.machine.flush(Instant(self.now)))
+        if more:
+            self.wake()
+
+    def note(self, what: str, detail: str) -> None:
+        """Into the trace."""
+        self.cluster.trace.note(self.now, self.name, what, detail)
+
+    def point(self, name: str) -> None:
+        """Pass a point of the protocol; this life may be over afterwards."""
+        self.cluster.probes.point(name, self.name)
+
+    # --- from the pump ------------------------------------------------------------------------------------------------
+
+    def turn_committed(self, sends: list[Delivery]) -> None:
+        """State was taken over just now."""
+        self.ghost.sent(sends)
+        event = TurnCommitted(sends)
+        effects = self.machine.step(event, Instant(self.now))
+        self.cluster.trace.note(self.now, self.name, "TurnCommitted", event, sends[-1][0].id)
+        self._carry_out(effects)
+
+    def epoch_wanted(self, reason: str) -> None:
+        """An agent asks for an epoch."""
+        self.step(EpochWanted(reason=reason))
+
+    def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
+        """No handler of a workload ever raises by itself."""
+        raise Violation("I6", f"{self.name}: a message was put aside: {outcome.reason}")
+
+    # --- from the network ---------------------------------------------------------------------------------------------
+
+    def frame_received(self, frame: bytes) -> None:
+        """Bytes that anybody may have written."""
+        try:
+            header, body = self.codec.verify_and_open(frame)
+        except WireError:
+            self.forged += 1
+            self.cluster.probes.hit("wire.refused")
+            return
+        event = FrameArrived(header, body)
+        effects = self.machine.step(event, Instant(self.now))
+        self.cluster.trace.note(self.now, self.name, "FrameArrived", header, frame[-16:])
+        self._carry_out(effects)
+        self.wake()
+
+    def peer_connected(self, peer: str) -> None:
+        """A connection is there."""
+        self.step(PeerConnected(peer=ParticipantId(peer)))
+
+    def peer_disconnected(self, peer: str, reason: str) -> None:
+        """A connection is gone."""
+        self.note("PeerLost", f"{peer}: {reason}")
+        self.step(PeerDisconnected(peer=ParticipantId(peer)))
+
+    # --- from the control connection ----------------------------------------------------------------------------------
+
+    def register_message(self) -> Register:
+        """How to introduce this participant."""
+        return Register(
+            cluster=self.cluster.name,
+            participant=self.name,
+            boot_id=self.boot_id,
+            address=f"memory:{self.name}",
+            agents=tuple(sorted(host.id for host in self.hosts)),
+            agent_versions={agent.kind: agent.state_version for agent in self.agents},
+            targets=self.cluster.targets[self.name],
+            session=self.machine.session,
+            incarnation=self.machine.incarnation,
+        )
+
+    def control_received(self, message: ToParticipant) -> None:
+        """An answer or order."""
+        before = self.machine.term
+        event = ControlArrived(message=message)
+        effects = self.machine.step(event, Instant(self.now))
+        self.cluster.trace.note(self.now, self.name, type(message).__name__, message, b"%d" % len(effects))
+        self.ghost.ordered(message, before, effects)
+        self._carry_out(effects)
+        self.wake()
+
+    def leave(self) -> None:
+        """Leave in order, without waiting for anything."""
+        self.step(LeaveRequested())
+
+    # --- effects ------------------------------------------------------------------------------------------------------
+
+    def _deliver_to_agents(self, effect: DeliverToAgents) -> None:
+        self.ghost.delivered(effect.deliveries)
+        self.pump.deliver(effect.deliveries)
+
+    def _send_frame(self, effect: SendFrame) -> None:
+        frame = self.codec.encode(
+            kind=effect.kind,
+            incarnation=effect.incarnation,
+            source_session=effect.source_session,
+            target_session=effect.target_session,
+            epoch=effect.epoch,
+            first=effect.first,
+            ack=effect.ack,
+            count=effect.count,
+            source=self.name,
+            target=effect.target,
+            body=effect.body,
+        )
+        self.cluster.network.send(self, effect.target, frame)
+
+    def _set_timer(self, effect: SetTimer) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.call_at(effect.at, self._timer_fired)
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self.step(TimerFired())
+
+    def _record_local(self, effect: RecordLocal) -> None:
+        self.ghost.cut(effect)
+        self.cluster.trace.note(self.now, self.name, "RecordLocal", effect.epoch, b"%d" % effect.epoch)
+        self.uploads.freeze(effect)
+
+    def _channels_recorded(self, effect: ChannelsRecorded) -> None:
+        if sum(1 for channel in effect.channels if channel.items) >= 2:
+            self.cluster.probes.hit("cut.two_channels_in_flight")
+        self.uploads.channels_recorded(effect)
+
+    def _drop_local(self, effect: DropLocal) -> None:
+        self.uploads.drop(effect.epoch)
+
+    def _keep_local(self, effect: KeepLocal) -> None:
+        self.uploads.keep(effect.epoch)
+
+    def _announce_epoch(self, effect: AnnounceEpoch) -> None:
+        self.ghost.announced(effect)
+
+    def _send_control(self, effect: SendControl) -> None:
+        message = effect.message
+        report = isinstance(message, LocalReport)
+        if report:
+            self.point("report.before_send")
+            if not self.alive:
+                return
+        self.control.say(message)
+        if report:
+            self.point("report.after_send")
+
+    def _enter_topology(self, effect: EnterTopology) -> None:
+        self.ghost.entered(effect.topology)
+        self.peers = {str(peer): address for peer, address in effect.peers.items()}
+        self.cluster.network.set_peers(self, self.peers)
+        if effect.first:
+            self.member = True
+            for host in self.hosts:
+                host.start_fresh(self.cluster.name)
+            self.pump.start()
+
+    def _dead_letter(self, effect: DeadLetter) -> None:
+        raise Violation("I6", f"{self.name}: dead letter: {effect.reason}")
+
+    def _end_participant(self, effect: EndParticipant) -> None:
+        if effect.reason:
+            self.end(f"fenced: {effect.reason}")
+            return
+        # The ends of the channels were put in this step: flush them, then go.
+        self.pump.close()
+        self._carry_out(self.machine.flush(Instant(self.now)))
+        self.later(50_000_000, self.end, "left")
+
+    def end(self, reason: str) -> None:
+        """This life is over; a supervisor starts the next one."""
+        if self.alive:
+            self.ended = reason
+            self.note("Ended", reason)
+            self.cluster.participant_ended(self)

@@ -1,0 +1,122 @@
+"""One run: boot, faults, heal, demand liveness, quiesce, last judgement.
+
+Phases, in virtual time:
+    1. Faults, for `Options.faults_ns`. Every manifest is judged when it becomes visible; liveness is not asked for.
+    2. Healed: nothing is broken any more. All become members, each open epoch ends (L1), new ones commit (L2, L3).
+    3. Quiet: agents begin nothing new; all that is on its way arrives; one more epoch is judged.
+"""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TextIO
+
+from simulations import mutants
+from simulations.cluster import SimulatedCluster
+from simulations.faults import Injector
+from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
+from simulations.trace import Trace
+from simulations.violations import Violation
+from simulations.world import StepsExhausted
+
+if TYPE_CHECKING:
+    from simulations.options import Run
+
+SAFETY: Final = "safety"
+LIVENESS: Final = "liveness"
+CRASH: Final = "crash"
+RECORDING_ENOUGH: Final = 64 * 1024
+"""Below this limit epochs may well abort as long as agents are at work (I33): commits are then demanded of quiet ones."""
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What came of a run."""
+
+    seed: int
+    kind: str = ""
+    """``safety``, ``liveness``, ``crash`` (an exception of the product or of the simulator); "" if all is well."""
+    invariant: str = ""
+    text: str = ""
+    digest: str = ""
+    """Over all events."""
+    events: int = 0
+    """Events of the protocol: messages sent, messages delivered, and everything else that was traced."""
+    virtual_ns: int = 0
+    commits: int = 0
+    aborts: int = 0
+    recorded: int = 0
+    """In-flight messages in the judged manifests."""
+    probes: dict[str, int] = field(default_factory=dict)
+    fired: dict[str, int] = field(default_factory=dict)
+    last: list[str] = field(default_factory=list)
+    """The last events in words, of a failed run."""
+
+    @property
+    def ok(self) -> bool:
+        """Nothing was broken."""
+        return not self.kind
+
+
+def run(what: Run, *, trace_file: TextIO | None = None) -> Outcome:
+    """Carry out a run; never raises for what it finds.
+
+    Args:
+        what: Options and faults.
+        trace_file: Every event in words goes here.
+    """
+    trace = Trace(trace_file)
+    outcome = Outcome(seed=what.options.seed)
+    mutants.activate(what.options.mutant)
+    cluster: SimulatedCluster | None = None
+    injector: Injector | None = None
+    try:
+        cluster = SimulatedCluster(what.options, trace)
+        injector = Injector(cluster)
+        _phases(cluster, injector, what)
+    except Violation as violation:
+        outcome.kind, outcome.invariant, outcome.text = violation.kind, violation.invariant, violation.text
+    except StepsExhausted as error:
+        outcome.kind, outcome.invariant, outcome.text = LIVENESS, "L9", str(error)
+    except Exception as error:  # noqa: BLE001 - whatever the product raises is a finding
+        frames = traceback.extract_tb(error.__traceback__)[-4:]
+        where = " < ".join(
+            f"{frame.filename.rsplit('/', 2)[-1]}:{frame.lineno} {frame.name}" for frame in reversed(frames)
+        )
+        outcome.kind, outcome.invariant = CRASH, type(error).__name__
+        outcome.text = f"{type(error).__name__}: {error} at {where}"
+    finally:
+        mutants.activate("")
+    if cluster is not None and injector is not None:
+        _fill(outcome, cluster, injector)
+    outcome.digest = trace.digest()
+    if not outcome.ok:
+        outcome.last = list(trace.last())
+    return outcome
+
+
+def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
+    cluster.boot()
+    injector.inject(what.faults)
+    cluster.world.run(what.options.faults_ns)
+    cluster.heal()
+    demand_all_members(cluster)
+    demand_ends(cluster)
+    if what.options.recording_bytes_max >= RECORDING_ENOUGH:
+        demand_commits(cluster, 2)
+    cluster.workload.switch.on = False
+    demand_quiet(cluster)
+    demand_commits(cluster, 1)
+
+
+def _fill(outcome: Outcome, cluster: SimulatedCluster, injector: Injector) -> None:
+    ghost, history = cluster.ghost, cluster.oracles.history
+    outcome.events = ghost.sends + ghost.deliveries + cluster.trace.count
+    outcome.virtual_ns = cluster.world.now
+    outcome.commits, outcome.aborts = history.commits, history.aborts
+    outcome.recorded = cluster.oracles.recorded_messages
+    if outcome.recorded:
+        cluster.probes.hit("cut.message_in_flight")
+    outcome.probes = dict(sorted(cluster.probes.hits.items()))
+    outcome.fired = dict(sorted(injector.fired.items()))

@@ -1,0 +1,125 @@
+"""Draws options and faults from a seed: swarm testing.
+
+5 % of the seeds have no fault, 15 % exactly one kind; in all others each kind is on with one chance in two. Intensities are
+log-uniform. Knobs that have an edge are now and then at it. The stream of each kind is its own: leaving one out draws the
+others as before.
+
+Source: RELIABILITY.md section 4.2 (swarm testing, ISSTA 2012; buggified knobs, FoundationDB).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from simulations.faults import KINDS, POINTS
+from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
+from simulations.prng import Prng, log_uniform, stream
+from simulations.topologies import names_of
+from simulations.world import MS, SECOND, US
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PER_KIND_MAX: Final = 12
+BROKER_ONLY: Final = ("duplicate", "reorder", "lose")
+STREAM_ONLY: Final = ("half-open",)
+_CLOCK_NS_MAX: Final = 3600 * SECOND
+
+
+def draw_options(seed: int) -> Options:
+    """A world."""
+    random = stream(seed, "options")
+    options = Options(
+        seed=seed,
+        nodes=random.pick((2, 3, 3, 4, 4, 5, 6)),
+        coordinators=random.pick((1, 3, 3, 3, 3, 5)),
+        workload=random.pick(WORKLOADS),
+        topology=random.pick(TOPOLOGIES),
+        broker=random.chance(1, 3),
+        latency_ns=log_uniform(random, 50 * US, 20 * MS),
+        jitter_ns=log_uniform(random, 10 * US, 40 * MS),
+        store_ns=log_uniform(random, MS, 100 * MS),
+        turn_ns=log_uniform(random, US, 200 * US),
+        slice_steps=random.pick((1, 2, 8, 64)),
+        tick_ns=log_uniform(random, 20 * MS, 500 * MS),
+        burst=random.pick((1, 2, 3, 10)),
+        interval_ns=log_uniform(random, 300 * MS, 3 * SECOND),
+        pause_ns=random.pick((0, 0, 100 * MS)),
+        deadline_ns=log_uniform(random, SECOND, 8 * SECOND),
+        max_concurrent=random.pick((1, 1, 1, 2, 3)),
+        lease_ns=random.pick((1500 * MS, 3 * SECOND, 3 * SECOND)),
+        deep=random.chance(1, 2),
+    )
+    if random.chance(1, 12):
+        options.recording_bytes_max = random.pick((64, 1024))
+    return options
+
+
+def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fault]:
+    """Faults for this world.
+
+    Args:
+        options: Of the run; their seed draws.
+        kinds: Only these kinds, each of them on; None: by the swarm's rule.
+    """
+    chooser = stream(options.seed, "swarm")
+    draw = chooser.below(100)
+    every = sorted(KINDS)
+    if kinds is not None:
+        on = list(kinds)
+    elif draw < 5:
+        on = []
+    elif draw < 20:
+        on = [chooser.pick(every)]
+    else:
+        on = [kind for kind in every if chooser.chance(1, 2)]
+    found: list[Fault] = []
+    for kind in on:
+        if (options.broker and kind in STREAM_ONLY) or (not options.broker and kind in BROKER_ONLY):
+            continue
+        random = stream(options.seed, f"faults:{kind}")
+        found += [_draw(kind, options, random) for _ in range(log_uniform(random, 1, PER_KIND_MAX))]
+    return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
+
+
+def draw_run(seed: int) -> Run:
+    """A world with its faults."""
+    options = draw_options(seed)
+    return Run(options=options, faults=draw_faults(options))
+
+
+def _draw(kind: str, options: Options, random: Prng) -> Fault:
+    names = names_of(options)
+    coordinators = [f"c{number + 1}" for number in range(options.coordinators)]
+    who = random.pick(names)
+    other = random.pick([name for name in names if name != who])
+    fault = Fault(kind=kind, at_ns=random.between(SECOND // 2, options.faults_ns))
+    fault.for_ns = log_uniform(random, 20 * MS, 8 * SECOND)
+    fault.rate = log_uniform(random, 5, 500)
+    if kind in {"crash", "pause", "leave", "cut-control"}:
+        fault.who = who
+    elif kind in {"cut", "half-open", "block", "replay", "forge"}:
+        fault.who, fault.other = who, other
+    elif kind == "slow":
+        fault.who, fault.other = who, other
+        fault.rate = log_uniform(random, 10, 2000)
+    elif kind == "partition":
+        fault.who, fault.other = who, random.pick(("", "out"))
+    elif kind == "block-control":
+        fault.who, fault.other = who, random.pick(("", *coordinators))
+    elif kind in {"crash-coordinator", "isolate-coordinator"}:
+        fault.who = random.pick(coordinators)
+    elif kind == "pause-coordinator":
+        fault.who = random.pick(("", *coordinators))
+    elif kind == "crash-at":
+        fault.point = random.pick(POINTS)
+        fault.nth = log_uniform(random, 1, 20)
+    elif kind == "log-lag":
+        fault.rate = log_uniform(random, 10, 3000)
+    elif kind == "store-down":
+        fault.who = random.pick(("", *names, *coordinators))
+    elif kind == "clock":
+        fault.who = random.pick(coordinators)
+        fault.rate = random.below(2)
+        fault.for_ns = log_uniform(random, MS, _CLOCK_NS_MAX)
+    return fault

@@ -1,0 +1,65 @@
+"""What happened, as a rolling digest over all of it, the last events in words, and the whole in a file if wanted.
+
+Columns of a trace line: virtual time in ms, who, what, details.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LAST_EVENTS: Final = 50
+_BLOCK: Final = 512
+
+
+class Trace:
+    """Notes of one run. A note is cheap: it is put into words only when somebody reads it."""
+
+    def __init__(self, file: TextIO | None = None) -> None:
+        self.file = file
+        self.count = 0
+        self._last: deque[tuple[int, str, str, Any]] = deque(maxlen=LAST_EVENTS)
+        self._hasher = blake2b(digest_size=16)
+        self._waiting: list[bytes] = []
+
+    def note(self, now: int, who: str, what: str, detail: Any = "", mark: bytes = b"") -> None:  # noqa: ANN401 - anything with a repr
+        """Take down one event.
+
+        Args:
+            now: Instant.
+            who: Component.
+            what: Kind of event.
+            detail: For people; must not change afterwards.
+            mark: Bytes that tell this event from others of its kind; part of the digest, as are the other three.
+        """
+        self.count += 1
+        self._last.append((now, who, what, detail))
+        self._waiting.append(b"%d %s %s " % (now, who.encode(), what.encode()) + mark)
+        if len(self._waiting) >= _BLOCK:
+            self._flush()
+        if self.file is not None:
+            self.file.write(_line(now, who, what, detail) + "\n")
+
+    def digest(self) -> str:
+        """Over all events so far."""
+        self._flush()
+        return self._hasher.hexdigest()
+
+    def last(self) -> Iterable[str]:
+        """The last events, oldest first."""
+        return [_line(*entry) for entry in self._last]
+
+    def _flush(self) -> None:
+        self._hasher.update(b"\n".join(self._waiting))
+        self._waiting.clear()
+
+
+def _line(now: int, who: str, what: str, detail: Any) -> str:  # noqa: ANN401 - anything with a repr
+    text = detail if isinstance(detail, str) else repr(detail)
+    if len(text) > 300:
+        text = text[:297] + "..."
+    return f"{now / 1e6:12.3f} {who:<10} {what:<22} {text}"

@@ -1,0 +1,24 @@
+"""What the agents of a simulated cluster do. A workload says what its messages and states carry, for conservation (I5)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from simulations.workloads.bank import Bank
+from simulations.workloads.pipeline import Pipeline
+from simulations.workloads.ring import Ring
+
+if TYPE_CHECKING:
+    from simulations.options import Options
+    from simulations.workloads.base import Workload
+
+
+def workload_of(options: Options, targets: dict[str, tuple[str, ...]]) -> Workload:
+    """The workload that the options name.
+
+    Args:
+        options: Of the run.
+        targets: Participant -> participants that it may send to.
+    """
+    kinds: dict[str, type[Workload]] = {"bank": Bank, "ring": Ring, "pipeline": Pipeline}
+    return kinds[options.workload](options, targets)

@@ -1,0 +1,112 @@
+"""Token bank: accounts move money at random; what they hold and what is on its way is the total."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from participant import Agent, Context, handler, keyed, value
+from simulations.workloads.base import Switch, Workload
+
+if TYPE_CHECKING:
+    from protocol.messages import Envelope
+
+START: int = 1000
+ACCOUNTS: int = 2
+_MASK = (1 << 64) - 1
+
+
+class Transfer(msgspec.Struct, frozen=True):
+    """Money on its way."""
+
+    amount: int
+
+
+class Move(msgspec.Struct, frozen=True):
+    """An account's own timer."""
+
+
+class Account(Agent, kind="account"):
+    """Sends small amounts on and, now and then, passes on at once what arrives."""
+
+    balance = value(int, default=START)
+    draws = value(int, default=1)
+    partners = keyed(str, int)
+
+    def __init__(self, name: str, *, peers: tuple[str, ...], tick: float, burst: int, switch: Switch) -> None:
+        super().__init__(name)
+        self._peers = peers
+        self._tick = tick
+        self._burst = burst
+        self._switch = switch
+
+    async def on_start(self, ctx: Context) -> None:
+        """Begin."""
+        self.draws = int.from_bytes(ctx.message_id[:8], "big")
+        ctx.after(self._tick, Move())
+
+    def _draw(self, limit: int) -> int:
+        self.draws = (self.draws * 6364136223846793005 + 1442695040888963407) & _MASK
+        return (self.draws >> 33) % limit
+
+    def _pay(self, ctx: Context) -> None:
+        amount = 1 + self._draw(9)
+        if self._peers and self.balance >= amount:
+            peer = self._peers[self._draw(len(self._peers))]
+            self.balance -= amount
+            self.partners[peer] = self.partners.get(peer, 0) + amount
+            ctx.send(peer, Transfer(amount))
+
+    @handler
+    def on_move(self, ctx: Context, move: Move) -> None:
+        """Pay a few."""
+        if self._switch.on:
+            for _ in range(self._burst):
+                self._pay(ctx)
+            ctx.after(self._tick, Move())
+
+    @handler
+    def on_transfer(self, ctx: Context, transfer: Transfer) -> None:
+        """Take what arrives."""
+        self.balance += transfer.amount
+        if self._switch.on and self._draw(4) == 0:
+            self._pay(ctx)
+
+
+class Bank(Workload):
+    """Some accounts on each participant."""
+
+    messages: ClassVar[tuple[type, ...]] = (Transfer, Move)
+
+    def agents(self, participant: str) -> list[Agent]:
+        """Accounts that know those of the targets, and each other."""
+        options = self.options
+        found: list[Agent] = []
+        for number in range(ACCOUNTS):
+            peers = [f"account/{participant}-{other}" for other in range(ACCOUNTS) if other != number]
+            peers += [f"account/{target}-{other}" for target in self.targets[participant] for other in range(ACCOUNTS)]
+            found.append(
+                Account(
+                    f"{participant}-{number}",
+                    peers=tuple(peers),
+                    tick=options.tick_ns / 1e9,
+                    burst=options.burst,
+                    switch=self.switch,
+                )
+            )
+        return found
+
+    def share(self, participant: str) -> int:
+        """All accounts start with the same."""
+        return ACCOUNTS * START
+
+    def held(self, fields: dict[str, Any]) -> int:
+        """The balance."""
+        return int(fields.get("balance", START))
+
+    def carried(self, envelope: Envelope) -> int:
+        """The amount of a transfer."""
+        if not envelope.type.endswith("Transfer"):
+            return 0
+        return int(msgspec.msgpack.decode(envelope.body, type=Transfer).amount)

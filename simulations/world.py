@@ -1,0 +1,168 @@
+"""The event queue: virtual time in integer nanoseconds, one event after the other, the same order for the same seed.
+
+Theory of operation:
+    * An event is a function with its arguments at an instant. Two of one instant are ordered by a draw of the component
+      that scheduled them, then by serial number: every order of simultaneous events comes up in some seed.
+    * A `Process` is what can crash, sleep and wake: what was scheduled for a process that is gone is dropped; for one that
+      sleeps it waits, in order. A process has a time of its own, never behind the world's: work takes time.
+    * Nothing here knows threads, real clocks or the operating system. An exception ends the run.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulations.prng import Prng
+    from simulations.trace import Trace
+
+US: Final = 1_000
+MS: Final = 1_000_000
+SECOND: Final = 1_000_000_000
+
+
+class StepsExhausted(Exception):
+    """The run took more events than it may: something spins."""
+
+
+class World:
+    """Time, the queue, and the trace of what happened."""
+
+    def __init__(self, trace: Trace, *, steps_max: int) -> None:
+        self.now = 0
+        """Nanoseconds since the world began."""
+        self.steps = 0
+        """Events carried out."""
+        self.trace = trace
+        self.steps_max = steps_max
+        self._queue: list[tuple[int, int, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._serial = 0
+
+    def at(self, when: int, random: Prng, action: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
+        """Have `action(*arguments)` carried out.
+
+        Args:
+            when: Instant; one that has passed is now.
+            random: Of the component that asks: orders events of one instant.
+            action: What.
+            arguments: Of the action.
+        """
+        self._serial += 1
+        now = self.now
+        if when < now:
+            when = now
+        heappush(self._queue, (when, random.next() & 0xFFFF, self._serial, action, arguments))
+
+    def after(self, delay: int, random: Prng, action: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
+        """As `at`, nanoseconds from now."""
+        self.at(self.now + delay, random, action, *arguments)
+
+    def run(self, end: int, until: Callable[[], bool] | None = None) -> bool:
+        """Carry out events.
+
+        Args:
+            end: Stop at this instant.
+            until: Stop when it holds; asked after each event.
+
+        Returns:
+            Whether `until` held; without it, True.
+
+        Raises:
+            StepsExhausted: `steps_max` is passed.
+        """
+        queue = self._queue
+        pop = heappop
+        while queue and queue[0][0] <= end:
+            if until is not None and until():
+                return True
+            when, _, _, action, arguments = pop(queue)
+            self.now = when
+            self.steps += 1
+            if self.steps > self.steps_max:
+                raise StepsExhausted(f"{self.steps} events; at most {self.steps_max} are run")
+            action(*arguments)
+        self.now = max(self.now, end) if until is None else self.now
+        return until is None or until()
+
+
+class Timer:
+    """A call that can be taken back."""
+
+    __slots__ = ("_callback", "_process", "cancelled")
+
+    def __init__(self, process: Process, callback: Callable[[], None]) -> None:
+        self._process = process
+        self._callback = callback
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """Do not call."""
+        self.cancelled = True
+
+    def fire(self) -> None:
+        """Call, unless it was taken back."""
+        if not self.cancelled:
+            self._process.enter(self._ring)
+
+    def _ring(self) -> None:
+        if not self.cancelled:
+            self._callback()
+
+
+class Process:
+    """One life of something that runs: dies once, may sleep and wake."""
+
+    def __init__(self, world: World, random: Prng, name: str) -> None:
+        self.world = world
+        self.random = random
+        self.name = name
+        self.alive = True
+        self.now = world.now
+        """Its own time: at least the world's while it acts, ahead of it by the work it has done."""
+        self.asleep: list[tuple[Callable[..., None], tuple[Any, ...]]] | None = None
+        """What waits for it to wake; None: awake."""
+
+    def enter(self, action: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
+        """Let it act now; dropped if it is dead, kept if it sleeps."""
+        if not self.alive:
+            return
+        if self.asleep is not None:
+            self.asleep.append((action, arguments))
+            return
+        now = self.world.now
+        if self.now < now:
+            self.now = now
+        action(*arguments)
+
+    def call_at(self, at: int, callback: Callable[[], None]) -> Timer:
+        """A timer of this process."""
+        timer = Timer(self, callback)
+        self.world.at(at, self.random, timer.fire)
+        return timer
+
+    def later(self, delay: int, action: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
+        """Act after a while of its own time."""
+        self.world.at(self.now + delay, self.random, self.enter, action, *arguments)
+
+    def suspend(self) -> None:
+        """Stop, as by SIGSTOP: everything that comes waits."""
+        if self.alive and self.asleep is None:
+            self.asleep = []
+
+    def resume(self) -> None:
+        """Go on, as by SIGCONT."""
+        waiting, self.asleep = self.asleep, None
+        for action, arguments in waiting or ():
+            self.enter(action, *arguments)
+
+    def is_gone(self) -> bool:
+        """Whether it has died meanwhile: a method, because a type checker remembers what it knew of an attribute."""
+        return not self.alive
+
+    def die(self) -> None:
+        """End, as by SIGKILL: memory is gone."""
+        self.alive = False
+        self.asleep = None
