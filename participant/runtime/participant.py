@@ -368,6 +368,7 @@ class Participant:
             "turns": self._pump.turns,
             "turns_failed": self._pump.turns_failed,
             "mailbox_bytes": self._pump.mailbox_bytes,
+            "timers_noted": self._pump.timers_noted,
             "dead_letters": self._dead_letters.count,
             "record_ns_max": self.record_ns_max,
             "turn_slice_ns_max": self._pump.slice_ns_max,
@@ -410,6 +411,12 @@ class Participant:
                 self._carry_out(machine.flush(self._clock.now()))
         except Exception as error:  # noqa: BLE001 - a bug of ours: going on would be guessing
             self._task_failed(error)
+            return
+        except BaseException as error:
+            # A handler's exit: it ends the participant as it does out of a task, and goes on if it is the process's.
+            self._task_failed(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             return
         if more:
             self.wake()

@@ -67,13 +67,15 @@ class PumpSink(Protocol):
 class _Runner:
     """One agent's place in the queue."""
 
-    __slots__ = ("host", "queued", "wake_at")
+    __slots__ = ("host", "queued", "wake_at", "wakes")
 
     def __init__(self, host: AgentHost) -> None:
         self.host = host
         self.queued = False
         self.wake_at = 0
         """Earliest instant for which the heap has an entry; 0: none."""
+        self.wakes: set[int] = set()
+        """All instants for which the heap has an entry: one each, however often an earlier one comes in between."""
 
 
 class Pump:
@@ -111,6 +113,11 @@ class Pump:
     def waiting(self) -> int:
         """Agents whose next turn waits for time to pass: a retry."""
         return sum(1 for runner in self._runners.values() if runner.host.mailbox and runner.host.wait_until)
+
+    @property
+    def timers_noted(self) -> int:
+        """Instants at which some agent is to be looked at."""
+        return len(self._wakes)
 
     def start(self) -> None:
         """Let turns begin; messages that were delivered before are handled now."""
@@ -182,17 +189,19 @@ class Pump:
     def _burst(self, runner: _Runner, now: int) -> None:
         host = runner.host
         mailbox = host.mailbox
+        more = False
         for _ in range(_BURST):
             if not mailbox or host.turn is not None or host.dead or host.wait_until > now:
                 break
             if not self._turn(runner, now):
                 break
         else:
-            if mailbox:
-                self._enqueue(runner)
-                return
+            more = True
+        # Before it queues again: an agent that is never idle has timers, too.
         if host.timers or host.wait_until:
             self._note_wake(runner)
+        if more:
+            self._enqueue(runner)
 
     def _turn(self, runner: _Runner, now: int) -> bool:
         """One turn; False: it goes on in a worker."""
@@ -210,7 +219,7 @@ class Pump:
                 self._hand_over(runner, turn, coroutine)
                 return False
             result = turn.commit(now)
-        except Exception as error:  # noqa: BLE001 - the user's code: its failure policy decides
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the user's code: its failure policy decides
             self._failed(runner, turn, error)
         except BaseException:
             turn.abandon()
@@ -250,6 +259,9 @@ class Pump:
         if at is None or runner.queued or (runner.wake_at and runner.wake_at <= at):
             return
         runner.wake_at = at
+        if at in runner.wakes:
+            return
+        runner.wakes.add(at)
         self._wake_ordinal += 1
         heappush(self._wakes, (at, self._wake_ordinal, runner))
         self._arm()
@@ -271,6 +283,7 @@ class Pump:
         wakes = self._wakes
         while wakes and wakes[0][0] <= now:
             at, _, runner = heappop(wakes)
+            runner.wakes.discard(at)
             if runner.wake_at != at:
                 continue
             runner.wake_at = 0

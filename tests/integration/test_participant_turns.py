@@ -10,6 +10,7 @@ import pytest
 
 from participant import Agent, Context, DeadLetter, Stop, handler, value
 from participant.testing import Cluster
+from protocol.errors import Refused
 
 tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default="clean")
 
@@ -220,3 +221,71 @@ async def test_an_exit_that_a_handler_raises_is_not_swallowed() -> None:
         async with Cluster(Leaver("main")) as cluster:
             await cluster.send("leaver/main", Do("gone"))
             await cluster.idle()
+
+
+class Timed(Agent, kind="timed"):
+    """Never awaits; sets timers."""
+
+    seen = value(list[str], default=[])
+    failure = DeadLetter()
+
+    @handler
+    async def on_do(self, ctx: Context, do: Do) -> None:
+        match do.what:
+            case "cancel":
+                raise asyncio.CancelledError
+            case "exit":
+                raise GeneratorExit(do.what)
+            case "far":
+                ctx.after(3600, Do("never"))
+            case "near":
+                ctx.after(1, Do("now"))
+            case "two":
+                ctx.after(0.5, Do("first"))
+                ctx.after(1, Do("second"))
+            case "first" | "second":
+                self.seen.append(do.what)
+            case "spin" if not {"first", "second"} <= {*self.seen}:
+                ctx.send(self.id, do)
+
+
+async def test_a_cancellation_raised_where_nothing_is_awaited_is_a_failure_like_any_other() -> None:
+    async with Cluster([Timed("main"), Counter("main")]) as cluster:
+        for agent, what in (("timed/main", "cancel"), ("timed/main", "first"), ("counter/main", "count")):
+            await cluster.send(agent, Do(what))
+        await cluster.idle()
+        (letter,) = cluster.dead_letters
+        assert "CancelledError" in letter.reason
+        assert cluster["timed/main"].seen == ["first"]
+        assert cluster["counter/main"].count == 1
+
+
+async def test_an_exit_raised_where_nothing_is_awaited_ends_the_participant() -> None:
+    with pytest.raises(Refused, match="GeneratorExit: exit"):  # noqa: PT012 - one life
+        async with Cluster(Timed("main")) as cluster:
+            await cluster.send("timed/main", Do("exit"))
+            await cluster.idle()
+
+
+async def test_a_far_timer_costs_one_entry_however_many_near_ones_come_first() -> None:
+    async with Cluster(Timed("main")) as cluster:
+        await cluster.send("timed/main", Do("far"))
+        for _ in range(20):
+            await cluster.send("timed/main", Do("near"))
+            await cluster.advance(2)
+        assert cluster.statistics()["timers_noted"] == 1
+
+
+async def test_timers_of_an_agent_that_is_never_idle_fire() -> None:
+    timed = Timed("main")
+    async with Cluster(timed) as cluster:
+        for _ in range(1_000):
+            await cluster.send("timed/main", Do("spin"))
+        await cluster.send("timed/main", Do("two"))
+        for _ in range(500):
+            await asyncio.sleep(0)
+            cluster.clock.move_to(cluster.clock.now() + 10_000_000)
+            if timed.seen == ["first", "second"]:
+                break
+        assert timed.seen == ["first", "second"]
+        await cluster.idle()
