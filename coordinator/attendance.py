@@ -176,5 +176,6 @@ class Attendance:
         if slept_ns > self.lease_ns // 2:
             for attendee in self._by_session.values():
                 attendee.heard_at = now
+            self.topology_since = now  # whoever has just joined may have accepted it meanwhile, unread
             return []
         return [attendee for _, attendee in sorted(self._by_session.items()) if now - attendee.heard_at > self.lease_ns]

@@ -312,6 +312,22 @@ def test_sleep_of_the_leader_itself_costs_no_participant_its_lease():
     assert {p.state for p in world.ledger.participants()} == {"member"}
 
 
+def test_sleep_of_the_leader_itself_costs_no_newcomer_its_membership():
+    """Its acceptance waits unread behind the timer that fires first when the process goes on."""
+    world = cluster("a", "b")
+    world.add("c")
+    leader = world.leader
+    world.run(until=lambda: world.ledger.state.topology.version == 2)
+    leader.asleep = []
+    world.run(TOPOLOGY_ACCEPT_NS / SECOND + 5)
+    waiting, leader.asleep = leader.asleep, None
+    assert any(isinstance(e, MessageArrived) and isinstance(e.message, TopologyAccepted) for e in waiting)
+    for event in [TimerFired(), *waiting]:
+        leader.feed(event)
+    world.run(1)
+    assert {p.id: p.state for p in world.ledger.participants()} == dict.fromkeys("abc", "member")
+
+
 # --- joining, leaving, coming back ----------------------------------------------------------------------------------
 
 
