@@ -52,6 +52,7 @@ from protocol.digests import manifest_key
 from protocol.errors import LimitExceeded, Refused, SnapshotError, Unreachable
 from protocol.failpoints import fp, fp_store
 from protocol.ids import Epoch, Instant
+from protocol.limits import CONCURRENT_EPOCHS_MAX
 from protocol.messages import Register
 
 if TYPE_CHECKING:
@@ -75,6 +76,9 @@ BARRIER_SECONDS_MAX: Final = 5.0
 STORE_SECONDS_MAX: Final = 60.0
 """One attempt at the store; a store that hangs longer counts as failed, and the machine decides what follows."""
 STORE_THREADS: Final = 4
+"""For the API's requests, whose number others decide."""
+OWN_STORE_THREADS: Final = 2 * CONCURRENT_EPOCHS_MAX
+"""For the machine's orders: an attempt that hangs keeps its thread, and must not keep the other epochs from theirs."""
 EVENTS_IN_A_ROW_MAX: Final = 100_000
 """Events that one `feed` may bring forth: more is a loop."""
 REQUEST_SECONDS_MAX: Final = 15.0
@@ -153,6 +157,7 @@ class Driver:
         self._requests: dict[str, asyncio.Future[Result]] = {}
         self._request_number = 0
         self._threads = concurrent.futures.ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
+        self._own_threads = concurrent.futures.ThreadPoolExecutor(OWN_STORE_THREADS, thread_name_prefix="store-own")
         self.store_threads_busy = 0
         self.counts: dict[str, int] = {"events": 0, "proposals": 0, "refused": 0, "ambiguous": 0, "store_failures": 0}
 
@@ -272,10 +277,14 @@ class Driver:
     async def _assemble(self, order: AssembleCut) -> None:
         begun = self._clock.now()
         try:
-            event = await self.in_thread(lambda: self._assemble_now(order))
+            event = await self.in_thread(lambda: self._assemble_now(order), threads=self._own_threads)
         except TimeoutError:
             cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
             event = SnapshotsUnreadable(epoch=order.epoch, participant="", cause=cause)
+        except Exception as error:
+            # Whatever it is, it lies in what participants wrote: every leader would meet it again and end, one by one.
+            log.exception("epoch %d: its objects cannot be checked", order.epoch)
+            event = CutRefused(epoch=order.epoch, participant="", cause=f"the objects cannot be checked: {error!a}")
         if isinstance(event, CutAssembled):
             fp("cut.assembled")
             event = CutAssembled(
@@ -293,7 +302,7 @@ class Driver:
     async def _store_manifest(self, order: StoreManifest) -> None:
         begun = self._clock.now()
         try:
-            await self.in_thread(lambda: self._store_now(order))
+            await self.in_thread(lambda: self._store_now(order), threads=self._own_threads)
         except SnapshotError as error:
             cause = str(error)
         except TimeoutError:
@@ -318,17 +327,28 @@ class Driver:
         self._store.put(key, order.manifest)
         fp_store("manifest.after_put", key)
 
-    async def in_thread(self, work: Callable[[], T], seconds: float | None = None) -> T:
+    async def in_thread(
+        self,
+        work: Callable[[], T],
+        seconds: float | None = None,
+        *,
+        threads: concurrent.futures.ThreadPoolExecutor | None = None,
+    ) -> T:
         """Blocking work on the store, on one of a few threads.
 
         Raises:
-            TimeoutError: It takes longer than `seconds` (None: `STORE_SECONDS_MAX`); its thread stays with it.
+            TimeoutError: It takes longer than `seconds` (None: `STORE_SECONDS_MAX`). Its thread stays with it; what has
+                no thread yet is dropped, or a store that hangs would gather work without end.
         """
         self.store_threads_busy += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        begun = (threads or self._threads).submit(work)
+        future = asyncio.wrap_future(begun)
         future.add_done_callback(self._thread_free)
-        async with asyncio.timeout(STORE_SECONDS_MAX if seconds is None else seconds):
-            return await asyncio.shield(future)
+        try:
+            async with asyncio.timeout(STORE_SECONDS_MAX if seconds is None else seconds):
+                return await asyncio.shield(future)
+        finally:
+            begun.cancel()  # Takes only what waits: work that runs goes on, work that is done stays done.
 
     def _thread_free(self, future: asyncio.Future[T]) -> None:
         self.store_threads_busy -= 1
@@ -400,3 +420,4 @@ class Driver:
         for future in self._requests.values():
             future.cancel()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._own_threads.shutdown(wait=False, cancel_futures=True)

@@ -15,6 +15,7 @@ from coordinator.events import (
     CloseConnection,
     CommandAmbiguous,
     CommandRefused,
+    CutRefused,
     EpochTriggered,
     LeaderKnown,
     LostLeadership,
@@ -232,6 +233,64 @@ async def test_a_store_that_hangs_counts_as_failed_and_keeps_only_its_thread(mon
     async with asyncio.timeout(5):
         while made.driver.store_threads_busy:  # noqa: ASYNC110 - threads end without a word to this loop
             await asyncio.sleep(0.001)
+    await made.driver.close()
+
+
+async def test_a_store_that_hangs_gathers_no_work(monkeypatch):
+    """A page that polls the doctor of a dead store for a day must not leave a day's probes behind."""
+    monkeypatch.setattr(driver_module, "STORE_THREADS", 1)
+    made = Fixture()
+    release = threading.Event()
+    ran = []
+    with pytest.raises(TimeoutError):
+        await made.driver.in_thread(lambda: release.wait(10), 0.01)
+    for number in range(20):
+        with pytest.raises(TimeoutError):
+            await made.driver.in_thread(lambda number=number: ran.append(number), 0.001)
+    async with asyncio.timeout(5):
+        while made.driver.store_threads_busy > 1:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+    release.set()
+    assert await made.driver.in_thread(lambda: "next", 5) == "next"
+    assert ran == []
+    await made.driver.close()
+
+
+async def test_reads_that_keep_every_thread_do_not_keep_the_leader_from_the_store(made):
+    release = threading.Event()
+    reads = [
+        asyncio.create_task(made.driver.in_thread(lambda: release.wait(10))) for _ in range(driver_module.STORE_THREADS)
+    ]
+    made.machine.answers[TimerFired] = lambda _: [StoreManifest(epoch=4, manifest=b"m", digest=digest(b"m"))]
+    made.driver.feed(TimerFired())
+    await made.machine.wait_event(ManifestStored)
+    assert not any(read.done() for read in reads)
+    release.set()
+    await asyncio.gather(*reads)
+
+
+async def test_objects_that_break_the_checks_abort_their_epoch_and_not_one_leader_after_the_other():
+    class Odd(MemoryStore):
+        def get(self, key, *, size_max):
+            raise RecursionError("maximum recursion depth exceeded")
+
+    made = Fixture(Odd("shop"))
+    request = AssemblyRequest(
+        cluster="shop",
+        epoch=4,
+        incarnation=1,
+        started_at=0,
+        policy="",
+        previous="",
+        topology=1,
+        members=(),
+        snapshots=(("p1", digest(b"x")),),
+    )
+    made.machine.answers[TimerFired] = lambda _: [AssembleCut(epoch=4, request=request)]
+    made.driver.feed(TimerFired())
+    refused = await made.machine.wait_event(CutRefused)
+    assert "RecursionError" in refused.cause
+    assert made.crashes == []
     await made.driver.close()
 
 
