@@ -9,6 +9,7 @@ printed.
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import tomllib
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -27,7 +28,7 @@ TIMINGS: Final = ("normal", "slow")
 """Presets of raft's timeouts: ``slow`` for loaded machines and long lines."""
 ENV_PREFIX: Final = "CLEANCUT_"
 _ENV_OF_OTHERS: Final = (
-    "CLEANCUT_COORDINATORS", "CLEANCUT_TOKEN_FILE", "CLEANCUT_DIR", "CLEANCUT_FAILPOINTS", "CLEANCUT_ALLOW_FAILPOINTS",
+    "CLEANCUT_COORDINATORS", "CLEANCUT_TOKEN_FILE", "CLEANCUT_DIR", "CLEANCUT_CA", "CLEANCUT_FAILPOINTS", "CLEANCUT_ALLOW_FAILPOINTS",
 )  # fmt: skip
 """Belong to the command line or to tests; neither ours nor a misspelling of ours."""
 
@@ -70,6 +71,19 @@ class TlsConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HttpTlsConfig:
+    """Files with which the API speaks HTTPS; all coordinators of a group do, or none."""
+
+    cert: Path
+    """Certificate for the hosts under which the API is addressed; with its chain, if it has one."""
+    key: Path
+    """Its private key."""
+    ca: Path | None = None
+    """What the other coordinators' certificates are checked against when a request is passed on; None: `tls.ca`, else
+    what this machine trusts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorConfig:
     """Settings of one coordinator. Cross-field checks run here, so an instance is a working combination."""
 
@@ -92,6 +106,11 @@ class CoordinatorConfig:
     """File with the cluster's secret: tokens, frame keys and the manifests' signature derive from it."""
     tls: TlsConfig | None = None
     """Required when there is more than one coordinator."""
+    http_tls: HttpTlsConfig | None = None
+    """Set: the API speaks HTTPS. Required where `http` is not on loopback, unless `allow_plain_http`."""
+    allow_plain_http: bool = False
+    """Let the API speak plain HTTP beyond loopback: tokens and state cross the network in the clear. For private networks
+    and behind a proxy that ends TLS."""
     policy: PolicySettings = POLICY_DEFAULT
     """What a new cluster begins with. Later changes (`PUT /v1/policy`) live in the ledger and win."""
     timing: str = "normal"
@@ -111,8 +130,15 @@ class CoordinatorConfig:
         if self.timing not in TIMINGS:
             raise ConfigError("timing", f"{self.timing!a} is not one of {', '.join(TIMINGS)}")
         _whole_number("lease_ms", self.lease_ms, 1_000)
-        if not isinstance(self.log_json, bool):
-            raise ConfigError("log_json", "must be true or false")
+        for name in ("log_json", "allow_plain_http"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(name, "must be true or false")
+        if self.http_tls is None and not self.allow_plain_http and not is_loopback(self.http.host):
+            raise ConfigError(
+                "http",
+                f"{self.http} is not on loopback, and without TLS tokens would cross the network in the clear: set "
+                "[http_tls] cert and key (`cleancut keys init` makes them), or allow_plain_http = true on a private network",
+            )
         for name in self.peers:
             check_name("coordinator", name)
         self._check_group()
@@ -158,9 +184,11 @@ class CoordinatorConfig:
 
 _SIMPLE: Final = (
     "id", "cluster", "data_dir", "store", "http", "raft", "secret_file", "timing", "lease_ms", "hosts", "log_json",
+    "allow_plain_http",
 )  # fmt: skip
 _TABLES: Final[dict[str, tuple[str, ...]]] = {
     "tls": tuple(each.name for each in fields(TlsConfig)),
+    "http_tls": tuple(each.name for each in fields(HttpTlsConfig)),
     "policy": tuple(POLICY_DEFAULT.document()),
 }
 _PATHS: Final = ("data_dir", "secret_file")
@@ -215,9 +243,10 @@ def _from_file(path: Path) -> dict[str, Any]:
     for name in _PATHS:
         if isinstance(document.get(name), str):
             document[name] = str(path.parent / document[name])
-    for name, value in document.get("tls", {}).items():
-        if isinstance(value, str):
-            document["tls"][name] = str(path.parent / value)
+    for table in ("tls", "http_tls"):
+        for name, value in document.get(table, {}).items():
+            if isinstance(value, str):
+                document[table][name] = str(path.parent / value)
     store = document.get("store")
     if isinstance(store, str) and store and ":" not in store:
         document["store"] = str(path.parent / store)
@@ -299,6 +328,8 @@ def _build(merged: Mapping[str, Any]) -> CoordinatorConfig:
             given[key] = _peers(key, value)
         elif key == "tls":
             given[key] = _tls(key, value)
+        elif key == "http_tls":
+            given[key] = _http_tls(key, value)
         elif key == "policy":
             given[key] = PolicySettings.from_document(
                 {each: _number_or_text(f"{key}.{each}", each, value[each]) for each in value}
@@ -307,7 +338,7 @@ def _build(merged: Mapping[str, Any]) -> CoordinatorConfig:
             given[key] = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
         elif key == "lease_ms":
             given[key] = _number_or_text(key, key, value)
-        elif key == "log_json":
+        elif key in {"log_json", "allow_plain_http"}:
             given[key] = value if isinstance(value, bool) else _text(key, value).lower() in {"1", "true", "yes"}
         else:
             given[key] = _text(key, value)
@@ -394,3 +425,22 @@ def _tls(name: str, value: object) -> TlsConfig:
         if key not in value:
             raise ConfigError(f"{name}.{key}", "is not set")
     return TlsConfig(**{key: Path(_text(f"{name}.{key}", value[key])) for key in _TABLES["tls"]})
+
+
+def _http_tls(name: str, value: object) -> HttpTlsConfig:
+    if isinstance(value, HttpTlsConfig):
+        return value
+    if not isinstance(value, dict):
+        raise ConfigError(name, "must be a table with cert, key and maybe ca")
+    for key in ("cert", "key"):
+        if key not in value:
+            raise ConfigError(f"{name}.{key}", "is not set")
+    return HttpTlsConfig(**{key: Path(_text(f"{name}.{key}", value[key])) for key in value})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens on `host`."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -64,6 +64,7 @@ async def main(folder: Path, name: str, other: str) -> None:
         coordinators=cluster["coordinators"],
         store=str(folder / cluster["store"]),
         secret_file=str(folder / cluster["secret_file"]),
+        ca_file=str(folder / cluster["ca"]) if "ca" in cluster else None,
     )
     async with participant:
         print(f"{name}: waiting for a coordinator", flush=True)

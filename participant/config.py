@@ -29,12 +29,15 @@ class ParticipantConfig:
     """Stable over restarts; unique in the cluster."""
     cluster: str
     coordinators: tuple[str, ...] = ()
-    """``host:port`` of each coordinator's HTTP address; one that answers is enough, it points to the leader."""
+    """``host:port`` or ``https://host:port`` of each coordinator's API; one that answers is enough, it points to the leader."""
     transport: str = "websocket"
     """``websocket`` (peer to peer), ``mqtt://host:port`` (through a broker), ``memory`` (one process)."""
     store: str | ObjectStore = ""
     """Where local snapshots go: ``file:/path``, ``/path``, ``memory:name``, or a store. All participants and coordinators
     share one."""
+    ca_file: str | None = None
+    """The authority that coordinators' ``https://`` certificates are checked against (``tls/ca.pem`` of ``cleancut keys
+    init``); None: what this machine trusts."""
     secret_file: str | None = None
     """The cluster's secret; all parts have the same."""
     secret: bytes | None = field(default=None, repr=False)

@@ -29,6 +29,8 @@ from protocol.errors import ConfigError
 from protocol.limits import SECRET_BYTES_MIN
 
 if TYPE_CHECKING:
+    import ssl
+
     from protocol.ids import ChannelId
 
 Role: TypeAlias = Literal["participant", "viewer", "operator"]
@@ -185,6 +187,27 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
     secret = decode_secret(text)
     check_secret(secret, shown)
     return secret
+
+
+def trust(setting: str, path: str | os.PathLike[str]) -> ssl.SSLContext:
+    """What a coordinator's HTTPS certificate is checked with: the cluster's own authority, and the host's name.
+
+    Args:
+        setting: What named the file, for the error.
+        path: ``ca.pem`` of ``cleancut keys init``.
+
+    Raises:
+        ConfigError: Cannot be read, or holds no certificate.
+    """
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=os.fspath(path))
+    except (ssl.SSLError, OSError) as error:
+        why = error.strerror if not isinstance(error, ssl.SSLError) and error.strerror else "it holds no certificate"
+        raise ConfigError(setting, f"{os.fspath(path)!a} cannot be used: {why}") from None
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
 
 
 def _why(error: OSError | ValueError) -> str:

@@ -27,12 +27,12 @@ def free_ports(count: int) -> list[int]:
 class CliCluster:
     """Processes that this test started, by id."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, *options: str) -> None:
         self.folder = folder
         self.running: dict[str, subprocess.Popen[str]] = {}
         ports = free_ports(2 * count)
         listed = ",".join(f"c{n + 1}=127.0.0.1:{ports[2 * n]}:{ports[2 * n + 1]}" for n in range(count))
-        self.cleancut("keys", "init", str(folder), "--coordinators", listed, "--cluster", "shop")
+        self.cleancut("keys", "init", str(folder), "--coordinators", listed, "--cluster", "shop", *options)
 
     def start(self, name: str) -> None:
         """Start a coordinator and wait for the line that says that it is ready."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import ssl
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -27,6 +26,7 @@ from coordinator.cli.output import note, safe
 from protocol.limits import MANIFEST_BYTES_MAX
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Iterator
 
 CONNECT_SECONDS: Final = 3.0
@@ -51,7 +51,7 @@ class Place:
     host: str
     port: int
     tls: bool = False
-    """``https``: behind a proxy that ends TLS."""
+    """``https``."""
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -81,10 +81,19 @@ class Client:
         places: In the order in which they are asked; the one that answered last comes first from then on.
         token: Bearer token for a request, given whether it writes; None: send none.
         timeout: Seconds that a whole call may take, over all coordinators.
+        tls: What HTTPS certificates are checked with; None: what this machine trusts.
     """
 
-    def __init__(self, places: tuple[Place, ...], token: Callable[[bool], str | None], *, timeout: float) -> None:
+    def __init__(
+        self,
+        places: tuple[Place, ...],
+        token: Callable[[bool], str | None],
+        *,
+        timeout: float,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
         assert places
+        self._tls = tls
         self._places = list(places)
         self._token = token
         self._timeout = timeout
@@ -154,7 +163,10 @@ class Client:
         path = _path(segments, query)
         data = None if body is None else json.dumps(body).encode()
         headers = self._headers(method, data)
-        end = time.monotonic() + (self._timeout if timeout is None else timeout)
+        begun = time.monotonic()
+        end = begun + (self._timeout if timeout is None else timeout)
+        # Work may take minutes; an election does not.
+        patience = min(end, begun + self._timeout)
         while True:
             problems: list[NoAnswer] = []
             not_now: Failure | None = None
@@ -182,7 +194,7 @@ class Client:
                 not_now = failure
             if not_now is None:
                 raise _nobody(problems)
-            if time.monotonic() + ROUND_PAUSE_SECONDS >= end:
+            if time.monotonic() + ROUND_PAUSE_SECONDS >= patience:
                 raise not_now
             # A pause and not a condition: the other side has no way to call us when its election is over.
             time.sleep(ROUND_PAUSE_SECONDS)
@@ -200,7 +212,7 @@ class Client:
         problems: list[NoAnswer] = []
         not_now: Failure | None = None
         for place in tuple(self._places):
-            connection = _connection(place, min(self._timeout, CONNECT_SECONDS))
+            connection = self._connection(place, min(self._timeout, CONNECT_SECONDS))
             try:
                 connection.connect()
                 connection.sock.settimeout(SILENCE_SECONDS_MAX)
@@ -236,7 +248,7 @@ class Client:
         left = end - time.monotonic()
         if left <= 0:
             raise NoAnswer(place, "no time was left to ask it", asked=False)
-        connection = _connection(place, min(left, CONNECT_SECONDS))
+        connection = self._connection(place, min(left, CONNECT_SECONDS))
         late = threading.Event()
         try:
             try:
@@ -276,6 +288,15 @@ class Client:
         finally:
             connection.close()
 
+    def _connection(self, place: Place, timeout: float) -> http.client.HTTPConnection:
+        if place.tls:
+            # Imported only where HTTPS is spoken: start-up time.
+            import ssl
+
+            context = self._tls() or ssl.create_default_context()
+            return http.client.HTTPSConnection(place.host, place.port, timeout=timeout, context=context)
+        return http.client.HTTPConnection(place.host, place.port, timeout=timeout)
+
     def _headers(self, method: str, data: bytes | None) -> dict[str, str]:
         headers = {"Accept": "application/json"}
         if data is not None:
@@ -311,18 +332,17 @@ def _may_ask_again(status: int, failure: Failure, *, repeatable: bool) -> bool:
     return repeatable or failure.code in _NOTHING_HAPPENED
 
 
-def _connection(place: Place, timeout: float) -> http.client.HTTPConnection:
-    if place.tls:
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(place.host, place.port, timeout=timeout, context=context)
-    return http.client.HTTPConnection(place.host, place.port, timeout=timeout)
-
-
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, http.client.HTTPException):
-        return f"what answers there does not speak HTTP ({type(error).__name__})"
+        return f"what answers there does not speak HTTP ({type(error).__name__}); is it an https:// address?"
+    if type(error).__name__ == "SSLCertVerificationError":
+        return (
+            f"its certificate is not trusted ({getattr(error, 'verify_message', error)}); name the cluster's with --ca"
+        )
+    if type(error).__name__.startswith("SSL"):
+        return "it does not speak HTTPS; is it an http:// address?"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return str(error) or type(error).__name__

@@ -50,13 +50,28 @@ def keys() -> None:
     show_default=True,
     help="Where epochs are kept: a folder that coordinators and participants all see; relative to DIR.",
 )
+@click.option(
+    "--https/--http",
+    "https",
+    default=None,
+    help="Whether the API speaks HTTPS; without it: HTTP if all hosts are loopback, else HTTPS.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output, nothing else.")
-def init(folder: Path, *, listed: str, name: str, store: str, as_json: bool) -> None:
+def init(folder: Path, *, listed: str, name: str, store: str, https: bool | None, as_json: bool) -> None:
     """Make a new cluster's secret, certificates and settings in FOLDER.
 
     Every coordinator then starts with `cleancut coordinator --config FOLDER/ID.toml`. On several machines, copy the
-    secret, ca.pem, and that coordinator's own settings, certificate and key to each; ca.key stays where it was made.
-    """
+    secret, tls/ca.pem, and that coordinator's own settings, certificate and key to each; tls/ca.key stays where it was
+    made. The store must be one folder that all of them reach.
+
+    \b
+    One coordinator, to try it:
+      cleancut keys init ./shop --coordinators c1=127.0.0.1:7500:7400
+    Three on one machine:
+      cleancut keys init ./shop --cluster shop --coordinators \\
+        c1=127.0.0.1:7501:7401,c2=127.0.0.1:7502:7402,c3=127.0.0.1:7503:7403
+    """  # noqa: D301 - click wants the character itself
+    from coordinator.config import is_loopback
     from protocol.ids import CoordinatorId, cluster_name
 
     cluster = cluster_name(name)
@@ -66,18 +81,21 @@ def init(folder: Path, *, listed: str, name: str, store: str, as_json: bool) -> 
             f"{len(peers)} coordinators survive no more failures than {len(peers) - 1}: take 1, 3 or 5"
         )
     _refuse_taken(folder)
+    beyond = sorted(each for each, peer in peers.items() if not is_loopback(peer.http.host))
+    tls = bool(beyond) if https is None else https
     description = {
         "cluster": cluster,
-        "coordinators": [str(peers[each].http) for each in sorted(peers)],
+        "coordinators": [f"{'https://' if tls else ''}{peers[each].http}" for each in sorted(peers)],
         "secret_file": SECRET_NAME,
         "store": store,
+        **({"ca": f"{TLS_NAME}/ca.pem"} if tls else {}),
     }
     # Whole or not at all: half a cluster's keys in the folder would only be in the way of a second attempt.
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _write(building / SECRET_NAME, os.urandom(32).hex() + "\n")
-        if len(peers) > 1:
+        if len(peers) > 1 or tls:
             from coordinator.certificates import make_certificates
 
             make_certificates(
@@ -86,7 +104,7 @@ def init(folder: Path, *, listed: str, name: str, store: str, as_json: bool) -> 
                 cluster=cluster,
             )
         for each in sorted(peers):
-            _write(building / f"{each}.toml", settings_text(each, cluster, store, peers))
+            _write(building / f"{each}.toml", settings_text(each, cluster, store, peers, https=tls))
         _write(building / DESCRIPTION_NAME, json.dumps(description, indent=2) + "\n")
         if ":" not in store:
             (building / store).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -102,6 +120,8 @@ def init(folder: Path, *, listed: str, name: str, store: str, as_json: bool) -> 
         say(path)
     for each in sorted(peers):
         note(f"start with: cleancut coordinator --config {folder / each}.toml")
+    if beyond and not tls:
+        note("the API speaks plain HTTP beyond loopback: whoever sees the network sees tokens and state")
     note("whoever has the secret can read and stop the cluster: keep it and every .key to yourself")
 
 
@@ -161,9 +181,11 @@ def _refuse_taken(folder: Path) -> None:
         )
 
 
-def settings_text(each: str, cluster: str, store: str, peers: dict[str, PeerConfig]) -> str:
+def settings_text(each: str, cluster: str, store: str, peers: dict[str, PeerConfig], *, https: bool) -> str:
     """One coordinator's settings file."""
     # A JSON string of ASCII is a TOML string too.
+    from coordinator.config import is_loopback
+
     quoted = json.dumps
     me = peers[each]
     lines = [
@@ -175,6 +197,16 @@ def settings_text(each: str, cluster: str, store: str, peers: dict[str, PeerConf
         f"raft = {quoted(str(me.raft))}",
         f"secret_file = {quoted(SECRET_NAME)}",
     ]
+    if not https and not is_loopback(me.http.host):
+        lines.append("allow_plain_http = true")
+    if https:
+        lines += [
+            "",
+            "[http_tls]",
+            f"ca = {quoted(f'{TLS_NAME}/ca.pem')}",
+            f"cert = {quoted(f'{TLS_NAME}/{each}.pem')}",
+            f"key = {quoted(f'{TLS_NAME}/{each}.key')}",
+        ]
     if len(peers) > 1:
         lines += [
             "",

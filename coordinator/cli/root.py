@@ -100,6 +100,7 @@ def root(
     folder: Path | None,
     secret_file: Path | None,
     token_file: Path | None,
+    ca: Path | None,
     timeout: float | None,
     as_json: bool,
 ) -> None:
@@ -113,6 +114,7 @@ def root(
         folder=folder,
         secret_file=secret_file,
         token_file=token_file,
+        ca=ca,
         timeout=timeout,
         as_json=as_json,
     )

@@ -13,7 +13,7 @@ import click
 
 
 @click.command()
-@click.option("--config", "path", type=click.Path(path_type=Path), help="Settings file (TOML).")
+@click.option("--config", "path", type=click.Path(path_type=Path), help="Settings file (TOML); flags win over it.")
 @click.option("--id", "name", help="This coordinator's name in the group.")
 @click.option("--cluster", help="The cluster's name.")
 @click.option("--data-dir", type=click.Path(path_type=Path), help="Folder of this coordinator alone.")
@@ -22,6 +22,9 @@ import click
 @click.option("--raft", metavar="HOST:PORT", help="Where the other coordinators reach it.")
 @click.option("--peers", metavar="ID=HOST:RAFTPORT:HTTPPORT,...", help="All coordinators of the group.")
 @click.option("--secret-file", type=click.Path(path_type=Path), help="The cluster's secret.")
+@click.option(
+    "--allow-plain-http", is_flag=True, default=None, help="Let the API speak HTTP beyond loopback: tokens can be read."
+)
 @click.option("--timing", type=click.Choice(["normal", "slow"]), help="Raft's timeouts; slow for loaded machines.")
 @click.option("--log-json", is_flag=True, default=None, help="One JSON document per log line.")
 @click.option("--check", is_flag=True, help="Only check the settings.")
@@ -36,11 +39,17 @@ def coordinator(
     raft: str | None,
     peers: str | None,
     secret_file: Path | None,
+    allow_plain_http: bool | None,
     timing: str | None,
     log_json: bool | None,
     check: bool,
 ) -> None:
-    """Run one coordinator. `cleancut keys init` makes its settings; SIGTERM and Ctrl-C stop it in order."""
+    """Run one coordinator, until SIGTERM or Ctrl-C.
+
+    `cleancut keys init` makes the settings file; a group of 3 or 5 goes on while more than half of them run. Logs go to
+    standard error. Every setting can also be a variable: CLEANCUT_HTTP is `http`, CLEANCUT_POLICY_INTERVAL_MS is
+    `interval_ms` in the table `policy`.
+    """
     from coordinator.config import load_config
 
     config = load_config(
@@ -55,6 +64,7 @@ def coordinator(
             "raft": raft,
             "peers": peers,
             "secret_file": secret_file,
+            "allow_plain_http": allow_plain_http,
             "timing": timing,
             "log_json": log_json,
         },

@@ -19,6 +19,7 @@ import click
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable, Mapping
 
     from coordinator.cli.client import Client, Place
@@ -43,6 +44,7 @@ class Given:
     folder: Path | None = None
     secret_file: Path | None = None
     token_file: Path | None = None
+    ca: Path | None = None
     timeout: float | None = None
     as_json: bool = False
 
@@ -53,6 +55,7 @@ class Given:
             folder=self.folder or other.folder,
             secret_file=self.secret_file or other.secret_file,
             token_file=self.token_file or other.token_file,
+            ca=self.ca or other.ca,
             timeout=self.timeout if self.timeout is not None else other.timeout,
             as_json=self.as_json or other.as_json,
         )
@@ -100,7 +103,18 @@ class Session:
         """Asks the coordinators."""
         from coordinator.cli.client import Client
 
-        return Client(self.places, self._token, timeout=self.timeout)
+        return Client(self.places, self._token, timeout=self.timeout, tls=lambda: self._tls)
+
+    @functools.cached_property
+    def _tls(self) -> ssl.SSLContext | None:
+        from protocol.keys import trust
+
+        if self.given.ca is not None:
+            return trust("--ca", self.given.ca)
+        if self.given.folder is None and self.env.get("CLEANCUT_CA"):
+            return trust("CLEANCUT_CA", self.env["CLEANCUT_CA"])
+        named = self.description.get("ca")
+        return None if named is None else trust(f"{DESCRIPTION_NAME}: ca", named)
 
     @functools.cached_property
     def secret_file(self) -> Path | None:
@@ -208,12 +222,13 @@ def read_description(setting: str, folder: Path) -> dict[str, Any]:
     places = document.get("coordinators")
     if places is not None and not (isinstance(places, list) and places and all(isinstance(p, str) for p in places)):
         raise ConfigError(setting, f"{str(path)!a}: coordinators must be a list of host:port")
-    for name in ("cluster", "secret_file", "store"):
+    for name in ("cluster", "secret_file", "store", "ca"):
         value = document.get(name)
         if value is not None and not (isinstance(value, str) and value):
             raise ConfigError(setting, f"{str(path)!a}: {name} must be a text")
-    if document.get("secret_file"):
-        document["secret_file"] = str(folder / document["secret_file"])
+    for name in ("secret_file", "ca"):
+        if document.get(name):
+            document[name] = str(folder / document[name])
     if document.get("store") and ":" not in document["store"]:
         document["store"] = str(folder / document["store"])
     return document
@@ -292,6 +307,11 @@ def cluster_options(function: Callable[P, R]) -> Callable[P, R]:
             help="File that holds a bearer token [CLEANCUT_TOKEN_FILE].",
         ),
         click.option(
+            "--ca",
+            type=click.Path(path_type=Path),
+            help="Authority that https:// coordinators' certificates are checked against [CLEANCUT_CA].",
+        ),
+        click.option(
             "--timeout",
             type=click.FloatRange(min=0, min_open=True, max=86_400),
             help=f"Seconds to wait for an answer [{TIMEOUT_DEFAULT:.0f}].",
@@ -317,6 +337,7 @@ def looks_at_cluster(function: Callable[..., R]) -> Callable[..., R]:
         folder: Path | None,
         secret_file: Path | None,
         token_file: Path | None,
+        ca: Path | None,
         timeout: float | None,
         as_json: bool,
         **kwargs: Any,  # noqa: ANN401
@@ -326,6 +347,7 @@ def looks_at_cluster(function: Callable[..., R]) -> Callable[..., R]:
             folder=folder,
             secret_file=secret_file,
             token_file=token_file,
+            ca=ca,
             timeout=timeout,
             as_json=as_json,
         )

@@ -16,6 +16,7 @@ from aiohttp import web
 from coordinator.runtime.answers import ApiError, read_body
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Callable
 
 FORWARDED: Final = "Cleancut-Forwarded-By"
@@ -34,9 +35,18 @@ class LeaderClient:
         me: Id of this coordinator.
         leader_url: ``http://host:port`` of the leader as far as known; None: nobody known, or it is us.
         seconds_max: For the whole exchange.
+        tls: What an HTTPS leader's certificate is checked with; None: what this machine trusts.
     """
 
-    def __init__(self, me: str, leader_url: Callable[[], str | None], *, seconds_max: float) -> None:
+    def __init__(
+        self,
+        me: str,
+        leader_url: Callable[[], str | None],
+        *,
+        seconds_max: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._tls = tls
         self._me = me
         self._leader_url = leader_url
         self._seconds_max = seconds_max
@@ -99,7 +109,7 @@ class LeaderClient:
             self._session = aiohttp.ClientSession(
                 auto_decompress=False,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                connector=aiohttp.TCPConnector(limit=64),
+                connector=aiohttp.TCPConnector(limit=64, ssl=self._tls if self._tls is not None else True),
                 trust_env=False,
             )
         return self._session

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import stat
 from typing import TYPE_CHECKING, Final
 
 from coordinator.config import Address
@@ -12,14 +13,42 @@ from protocol.errors import ConfigError
 from protocol.limits import PARTICIPANTS_MAX
 
 if TYPE_CHECKING:
+    import ssl
+
     from aiohttp import web
+
+    from coordinator.config import HttpTlsConfig
 
 CONNECTIONS_MAX: Final = PARTICIPANTS_MAX + 1_000
 """Open TCP connections: every participant has one; the rest is for people, programs and those that turn out hostile."""
 IDLE_SECONDS_MAX: Final = 30.0
 """A connection without a complete request is closed after this long, from its first byte on (slow lorises)."""
+HANDSHAKE_SECONDS_MAX: Final = 5.0
+"""From the connection to the end of its TLS handshake."""
 HEADER_BYTES_MAX: Final = 16 << 10
 _ACCEPT_QUEUE: Final = 512
+
+
+def https_context(files: HttpTlsConfig) -> ssl.SSLContext:
+    """What the API speaks HTTPS with.
+
+    Raises:
+        ConfigError: A file is missing, the key is open to others, or they do not fit together.
+    """
+    import ssl
+
+    for name, path in (("http_tls.cert", files.cert), ("http_tls.key", files.key)):
+        if not path.is_file():
+            raise ConfigError(name, f"{path} is not there; `cleancut keys init` makes certificates")
+    if stat.S_IMODE(files.key.stat().st_mode) & 0o027:
+        raise ConfigError("http_tls.key", f"{files.key} can be read by others; run: chmod 600 {files.key}")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(files.cert, files.key)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError("http_tls", f"{files.cert} and {files.key} do not fit together: {error}") from None
+    return context
 
 
 class _TurnedAway(asyncio.Protocol):
@@ -33,8 +62,9 @@ class _TurnedAway(asyncio.Protocol):
 class Listener:
     """Serves a set-up `web.AppRunner` at one address."""
 
-    def __init__(self, runner: web.AppRunner, address: Address) -> None:
+    def __init__(self, runner: web.AppRunner, address: Address, *, tls: ssl.SSLContext | None = None) -> None:
         self._runner = runner
+        self._tls = tls
         self._wanted = address
         self._server: asyncio.Server | None = None
         self.turned_away = 0
@@ -52,7 +82,14 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             self._server = await loop.create_server(
-                self._protocol, self._wanted.host, self._wanted.port, backlog=_ACCEPT_QUEUE, reuse_address=True
+                self._protocol,
+                self._wanted.host,
+                self._wanted.port,
+                backlog=_ACCEPT_QUEUE,
+                reuse_address=True,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_SECONDS_MAX if self._tls is not None else None,
+                ssl_shutdown_timeout=1.0 if self._tls is not None else None,
             )
         except OSError as error:
             raise ConfigError("http", f"cannot listen on {self._wanted}: {_why(error)}") from None

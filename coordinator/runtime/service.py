@@ -20,19 +20,19 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.config import CoordinatorConfig, load_config
+from coordinator.config import CoordinatorConfig, is_loopback, load_config
 from coordinator.ledger import Ledger
 from coordinator.runtime.changes import Changes
 from coordinator.runtime.events import EventLog
 from coordinator.runtime.history import Historian
 from coordinator.runtime.home import DataDir
 from coordinator.runtime.logs import set_up_logs
-from coordinator.runtime.raft.config import is_loopback
 from protocol.errors import ConfigError, Refused, SnapshotError, StoreError, Unreachable
 from protocol.failpoints import arm_failpoints, armed
-from protocol.keys import ClusterKeys, read_secret
+from protocol.keys import ClusterKeys, read_secret, trust
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping, Sequence
 
     from coordinator.config import Address
@@ -88,7 +88,7 @@ class Service:
         from coordinator.runtime.api import build_app
         from coordinator.runtime.driver import Driver
         from coordinator.runtime.forward import LeaderClient
-        from coordinator.runtime.listener import IDLE_SECONDS_MAX, Listener
+        from coordinator.runtime.listener import IDLE_SECONDS_MAX, Listener, https_context
         from coordinator.runtime.raft import RaftGroup
 
         self.group = RaftGroup(
@@ -116,12 +116,13 @@ class Service:
             leader_url=lambda: self.leader_url or "",
             crashed=self.crashed,
         )
-        self.forward = LeaderClient(self.config.id, lambda: self.leader_url, seconds_max=60.0)
+        self.forward = LeaderClient(self.config.id, lambda: self.leader_url, seconds_max=60.0, tls=_trust(self.config))
+        tls = None if self.config.http_tls is None else https_context(self.config.http_tls)
         self._runner = web.AppRunner(
             build_app(self), access_log=None, keepalive_timeout=IDLE_SECONDS_MAX, shutdown_timeout=1.0
         )
         await self._runner.setup()
-        self.listener = Listener(self._runner, self.config.http)
+        self.listener = Listener(self._runner, self.config.http, tls=tls)
         address = await self.listener.start()
         self.group.on_leadership(self.driver.leadership_changed)
         await self.group.start()
@@ -243,7 +244,12 @@ class Service:
         leader = self.leader_id
         if leader is None or leader == self.config.id or leader not in self.config.peers:
             return None
-        return f"http://{self.config.member(leader).http}"
+        return f"{self.scheme}://{self.config.member(leader).http}"
+
+    @property
+    def scheme(self) -> str:
+        """Of the API of all coordinators."""
+        return "http" if self.config.http_tls is None else "https"
 
     def coordinators(self) -> list[Mapping[str, Any]]:
         """All coordinators as this one sees them; `up` and `applied` are null where it cannot know."""
@@ -311,6 +317,12 @@ def raft_config(config: CoordinatorConfig) -> Any:  # noqa: ANN401 (imported lat
     )
 
 
+def _trust(config: CoordinatorConfig) -> ssl.SSLContext | None:
+    """What the other coordinators' HTTPS certificates are checked with; None: what this machine trusts."""
+    ca = None if config.http_tls is None else config.http_tls.ca or (config.tls.ca if config.tls is not None else None)
+    return None if ca is None else trust("http_tls.ca", ca)
+
+
 def _open_store(config: CoordinatorConfig) -> ObjectStore:
     from protocol.storage import open_store
 
@@ -337,9 +349,9 @@ async def serve(config: CoordinatorConfig) -> int:
         address = await service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.end)
-        if not is_loopback(config.http.host):
+        if service.scheme == "http" and not is_loopback(config.http.host):
             log.warning("the API at %s speaks HTTP: tokens can be read on the way unless a proxy adds TLS", address)
-        print(f"coordinator {config.id} of {config.cluster} ready at http://{address}", flush=True)  # noqa: T201
+        print(f"coordinator {config.id} of {config.cluster} ready at {service.scheme}://{address}", flush=True)  # noqa: T201
         code = await service.run_until_ended()
         log.info("ended")
         return code

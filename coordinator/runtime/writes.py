@@ -35,7 +35,7 @@ _STATUS_OF: Final = {
 }
 _HINT_OF: Final = {
     "epoch-open": "wait for it, or abort it: `cleancut epoch abort N`",
-    "too-soon": "the policy's minimum pause is not over",
+    "too-soon": "try again then, or shorten it: `cleancut policy set --pause 0ms`",
     "no-members": "start a participant first",
     "not-ready": "try again in a moment",
     "unknown-outcome": "look at the list of epochs before you try again",

@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -27,6 +27,7 @@ from protocol.limits import CONTROL_BYTES_MAX, CONTROL_WAITING_MAX, HEARTBEAT_NS
 from protocol.messages import Fenced, Registered, RegisterRefused, decode_to_participant, encode_control
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
 
     from protocol.messages import Heartbeat, Register, ToCoordinator, ToParticipant
@@ -86,12 +87,13 @@ class Control(Protocol):
 class ControlClient:
     """A `Control` over WebSocket."""
 
-    def __init__(self, *, coordinators: Sequence[str], token: str) -> None:
+    def __init__(self, *, coordinators: Sequence[str], token: str, tls: ssl.SSLContext | None = None) -> None:
         """Set up.
 
         Args:
             coordinators: ``host:port`` or ``http[s]://host:port``, at least one.
             token: Bearer token of role ``participant``.
+            tls: What HTTPS coordinators' certificates are checked with; None: what this machine trusts.
 
         Raises:
             ConfigError: An address is not one, or there is none.
@@ -100,6 +102,7 @@ class ControlClient:
             raise ConfigError("coordinators", "name at least one, as host:port")
         self._coordinators = [_url(text) for text in coordinators]
         self._token = token
+        self._tls: ssl.SSLContext | Literal[True] = True if tls is None else tls
         self._sink: ControlSink | None = None
         self._tasks = TaskSet(self._task_failed)
         self._outbox: deque[bytes] = deque()
@@ -159,7 +162,7 @@ class ControlClient:
                     problem = f"not the leader; it says {pointed or 'nobody'} is"
                 except (OSError, TimeoutError, aiohttp.ClientError, MalformedFrame) as error:
                     pointed = ""
-                    problem = str(error) or type(error).__name__
+                    problem = _problem(error)
                 except SnapshotError as error:
                     self._end(error)
                     return
@@ -197,6 +200,7 @@ class ControlClient:
                     max_msg_size=CONTROL_BYTES_MAX + 1,
                     heartbeat=PING_SECONDS,
                     compress=0,
+                    ssl=self._tls,
                 )
         except aiohttp.WSServerHandshakeError as error:
             if error.status in {401, 403}:
@@ -313,6 +317,15 @@ class ControlClient:
         log.error("a control task failed", exc_info=error)
         if isinstance(error, Exception):
             self._end(Refused("internal", f"the control connection failed: {error!r}"))
+
+
+def _problem(error: Exception) -> str:
+    """Why a coordinator was not reached, in a sentence without the library's own words."""
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"its certificate is not trusted ({error.certificate_error}); is ca_file the cluster's?"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error) or type(error.os_error).__name__
+    return str(error) or type(error).__name__
 
 
 def _url(text: str) -> str:

@@ -61,7 +61,7 @@ from participant.state import CutClock
 from protocol.errors import ConfigError, FencedError, Overloaded, Refused, SnapshotError, WireError
 from protocol.failpoints import arm_failpoints, fp
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, ParticipantId, agent_id
-from protocol.keys import ClusterKeys, read_secret
+from protocol.keys import ClusterKeys, read_secret, trust
 from protocol.limits import EVENTS_WAITING_MAX, STRANGERS_REMEMBERED_MAX
 from protocol.messages import Envelope, EpochFailed, Heartbeat, LocalReport, Register
 from protocol.version import __version__
@@ -117,6 +117,7 @@ class Participant:
         coordinators: Sequence[str] = (),
         transport: str = "websocket",
         store: str | ObjectStore = "",
+        ca_file: str | None = None,
         secret_file: str | None = None,
         secret: bytes | None = None,
         messages: Iterable[type] = (),
@@ -132,6 +133,7 @@ class Participant:
                 coordinators=tuple(coordinators),
                 transport=transport,
                 store=store,
+                ca_file=ca_file,
                 secret_file=secret_file,
                 secret=secret,
                 **settings,
@@ -214,7 +216,9 @@ class Participant:
         self._codec = FrameCodec(config.cluster_name, keys)
         store = await self._open_store()
         self._control = self._given_control or ControlClient(
-            coordinators=config.coordinators, token=keys.token("participant")
+            coordinators=config.coordinators,
+            token=keys.token("participant"),
+            tls=None if config.ca_file is None else trust("ca_file", config.ca_file),
         )
         self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks)
         self._uploader = Uploader(

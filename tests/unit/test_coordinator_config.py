@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from coordinator.config import Address, CoordinatorConfig, load_config, parse_address
+from coordinator.config import Address, CoordinatorConfig, is_loopback, load_config, parse_address
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ data_dir = "c1"
 store = "store"
 secret_file = "shop.secret"
 http = "0.0.0.0:7400"
+allow_plain_http = true
 raft = "0.0.0.0:7500"
 
 [peers.c1]
@@ -166,3 +167,40 @@ def test_settings_hold_no_secret_and_can_be_printed():
 def test_an_address_prints_as_it_is_written():
     assert str(parse_address("http", "[::1]:7400")) == "[::1]:7400"
     assert str(parse_address("http", "localhost:1")) == "localhost:1"
+
+
+def test_an_api_beyond_loopback_speaks_https_or_is_told_not_to(tmp_path):
+    """Tokens would cross the network in the clear (P8)."""
+    settings = {"id": "c1", "cluster": "shop", "data_dir": "/d", "store": "/s", "secret_file": "/f"}
+    for host in ("10.0.0.1", "0.0.0.0", "coordinator.example", "[::]"):
+        with pytest.raises(ConfigError, match="not on loopback") as raised:
+            load_config(flags={**settings, "http": f"{host}:7400"})
+        assert raised.value.setting == "http"
+        assert "allow_plain_http" in str(raised.value)
+        assert load_config(flags={**settings, "http": f"{host}:7400"}, env={"CLEANCUT_ALLOW_PLAIN_HTTP": "1"})
+    for host in ("127.0.0.1", "localhost", "[::1]", "127.8.8.8"):
+        assert load_config(flags={**settings, "http": f"{host}:7400"}).http_tls is None
+    path = tmp_path / "c1.toml"
+    path.write_text(
+        'id = "c1"\ncluster = "shop"\ndata_dir = "d"\nstore = "s"\nsecret_file = "f"\nhttp = "10.0.0.1:7400"\n'
+        '[http_tls]\ncert = "c.pem"\nkey = "c.key"\n'
+    )
+    tls = load_config(path).http_tls
+    assert (tls.cert, tls.key, tls.ca) == (tmp_path / "c.pem", tmp_path / "c.key", None)
+    path.write_text(path.read_text().replace("cert", "certificate"))
+    with pytest.raises(ConfigError, match=r"http_tls\.certificate: no such setting; did you mean 'cert'"):
+        load_config(path)
+    with pytest.raises(ConfigError, match=r"http_tls\.key"):
+        load_config(flags={**settings, "http_tls": {"cert": "c.pem"}})
+
+
+def test_addresses_are_split_with_ipv6_in_brackets():
+    assert split_address("raft", "[::1]:7500") == ("::1", 7500)
+    assert split_address("raft", "host:0") == ("host", 0)
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "example.org")] == [
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]

@@ -12,7 +12,6 @@ from coordinator.runtime.raft.config import (
     RaftConfig,
     RaftTiming,
     TlsFiles,
-    is_loopback,
     split_address,
     timing_preset,
 )
@@ -83,18 +82,6 @@ def test_illegal_names_are_refused(changes):
 
 def test_members_are_sorted_ids_of_the_whole_group():
     assert config(id="c2", peers={"c3": "h:1", "c1": "h:2"}, tls=TLS).members == ("c1", "c2", "c3")
-
-
-def test_addresses_are_split_with_ipv6_in_brackets():
-    assert split_address("raft", "[::1]:7500") == ("::1", 7500)
-    assert split_address("raft", "host:0") == ("host", 0)
-    assert [is_loopback(host) for host in ("localhost", "127.0.0.9", "::1", "0.0.0.0", "example.org")] == [
-        True,
-        True,
-        True,
-        False,
-        False,
-    ]
 
 
 def test_another_version_of_the_library_is_refused():

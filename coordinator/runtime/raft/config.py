@@ -5,7 +5,6 @@ Importing this module must stay cheap: no pysyncobj, no ssl.
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -89,16 +88,6 @@ def split_address(setting: str, address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdecimal() or not 0 <= int(port) <= 65535:
         raise ConfigError(setting, f"{address!r} is not host:port")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` can only be reached from this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

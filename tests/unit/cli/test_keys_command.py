@@ -140,3 +140,19 @@ def test_a_wrong_list_of_coordinators_is_exit_2(cli: Cli, tmp_path: Path, listed
     assert ended.code == 2, ended.err
     assert problem in ended.err
     assert not (tmp_path / "k").exists()
+
+
+def test_coordinators_beyond_loopback_get_https_unless_it_is_refused(cli: Cli, tmp_path: Path) -> None:
+    listed = "c1=10.0.0.1:7500:7400"
+    assert cli("keys", "init", tmp_path / "a", "--coordinators", listed).code == 0
+    config = load_config(tmp_path / "a" / "c1.toml")
+    assert config.http_tls is not None
+    assert config.http_tls.cert.is_file()
+    description = json.loads((tmp_path / "a" / "cleancut.json").read_text())
+    assert (description["coordinators"], description["ca"]) == (["https://10.0.0.1:7400"], "tls/ca.pem")
+    ended = cli("keys", "init", tmp_path / "b", "--coordinators", listed, "--http")
+    assert ended.code == 0
+    assert "plain HTTP beyond loopback" in ended.err
+    assert load_config(tmp_path / "b" / "c1.toml").allow_plain_http
+    assert cli("keys", "init", tmp_path / "c", "--coordinators", "c1=127.0.0.1:1:2", "--https").code == 0
+    assert load_config(tmp_path / "c" / "c1.toml").http_tls is not None
