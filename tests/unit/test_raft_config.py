@@ -84,6 +84,11 @@ def test_members_are_sorted_ids_of_the_whole_group():
     assert config(id="c2", peers={"c3": "h:1", "c1": "h:2"}, tls=TLS).members == ("c1", "c2", "c3")
 
 
+def test_addresses_are_split_with_ipv6_in_brackets():
+    assert split_address("raft", "[::1]:7500") == ("::1", 7500)
+    assert split_address("raft", "host:0") == ("host", 0)
+
+
 def test_another_version_of_the_library_is_refused():
     with pytest.raises(ConfigError, match=r"0\.3\.17 is required, 0\.3\.18"):
         check_interpreter(version="0.3.18")
