@@ -9,6 +9,7 @@ from blake3 import blake3
 
 from protocol.errors import LimitExceeded, LocalProtocolError
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, MessageId, agent_id
+from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Envelope
 
 if TYPE_CHECKING:
@@ -35,6 +36,14 @@ def child_id(parent: bytes, agent: bytes, ordinal: int) -> MessageId:
         ordinal: From 0, counted over the sends and timers of the turn.
     """
     return MessageId(blake3(parent + agent + ordinal.to_bytes(4, "big")).digest(length=MESSAGE_ID_BYTES))
+
+
+def too_long(name: str, size: int) -> LimitExceeded:
+    """The error of a message that no channel carries; what counts is its envelope, ids and all."""
+    return LimitExceeded(
+        f"message {name!r} of {size} bytes, its envelope included; at most {MESSAGE_BYTES_MAX} are sent. Larger things "
+        f"belong into a store, with a reference in the message"
+    )
 
 
 class ContextHost(Protocol):
@@ -103,8 +112,7 @@ class Context:
             if len(targets) >= TARGETS_REMEMBERED_MAX:
                 targets.clear()
             targets[target] = known
-        envelope = self._envelope(known, message)
-        self.sends.append((envelope, encode_envelope(envelope)))
+        self.sends.append(self._envelope(known, message))
 
     def after(self, seconds: float, message: object) -> None:
         """Send a message to this agent itself, later.
@@ -121,10 +129,10 @@ class Context:
         """
         if not 0 <= seconds <= DELAY_SECONDS_MAX:
             raise ValueError(f"after({seconds!r}, ...): the delay must be 0 to {DELAY_SECONDS_MAX} seconds")
-        envelope = self._envelope(self._host.id, message)
+        envelope, data = self._envelope(self._host.id, message)
         if self._timers is None:
             self._timers = []
-        self._timers.append((round(seconds * NS_PER_SECOND), envelope, encode_envelope(envelope)))
+        self._timers.append((round(seconds * NS_PER_SECOND), envelope, data))
 
     def request_epoch(self, reason: str) -> None:
         """Ask the coordinators for an epoch once this turn has committed."""
@@ -140,7 +148,7 @@ class Context:
                 f"agent {self.self_id}: the context was used after its turn; what a turn started must not outlive it"
             )
 
-    def _envelope(self, target: AgentId, message: object) -> Envelope:
+    def _envelope(self, target: AgentId, message: object) -> tuple[Envelope, bytes]:
         if self.closed:
             self._check_open()
         host = self._host
@@ -148,6 +156,10 @@ class Context:
         ordinal = self._ordinal
         if ordinal >= SENDS_MAX:
             raise LimitExceeded(f"agent {host.id}: more than {SENDS_MAX} messages in one turn")
-        self._ordinal = ordinal + 1
         identity = child_id(self.message_id, host.id_bytes, ordinal)
-        return Envelope(identity, host.id, target, name, version, body)
+        envelope = Envelope(identity, host.id, target, name, version, body)
+        data = encode_envelope(envelope)
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise too_long(name, len(data))
+        self._ordinal = ordinal + 1
+        return envelope, data

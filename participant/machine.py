@@ -301,6 +301,7 @@ class ParticipantMachine(Channels):
             out.append(DropLocal(epoch=epoch, reason=DropReason.ENDED.value))
         self._counts["items_lost"] += len(self._unrouted)
         self._unrouted.clear()
+        self.unrouted_bytes = 0
         self._snapshot = self._new_snapshot_machine(newest_epoch)
         self._forget_peers(list(self._peers.values()))
         self._routes = {}
@@ -377,7 +378,7 @@ class ParticipantMachine(Channels):
             elif host in to:
                 self._routes[agent] = self._peers[host]
         out.append(EnterTopology(topology=topology, peers=addresses, first=first))
-        unrouted, self._unrouted = self._unrouted, deque()
+        unrouted, self._unrouted, self.unrouted_bytes = self._unrouted, deque(), 0
         self._send(unrouted, out)
         self._unpark(now, out)
 

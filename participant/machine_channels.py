@@ -15,8 +15,8 @@ import msgspec
 
 from participant.machine_events import DeadLetter, DeliverToAgents, SendFrame
 from participant.peers import Peer
-from protocol.errors import MalformedFrame, RemoteProtocolError
-from protocol.ids import Incarnation, Session
+from protocol.errors import MalformedFrame, Overloaded, Refused, RemoteProtocolError
+from protocol.ids import AgentId, Incarnation, Session
 from protocol.items import (
     ITEM_HEADER_BYTES,
     KIND_MARKER,
@@ -30,6 +30,7 @@ from protocol.limits import (
     CHANNEL_WINDOW_BYTES,
     MESSAGE_BYTES_MAX,
     PARKED_FRAMES_BYTES_MAX,
+    UNROUTED_BYTES_MAX,
     UNROUTED_MESSAGES_MAX,
 )
 from protocol.messages import Envelope
@@ -76,6 +77,8 @@ class Channels:
         self._routes: dict[str, Peer | None] = {}
         """Agent -> peer; None: hosted here. Missing: nobody hosts it, or no channel leads to its host."""
         self._unrouted: deque[Delivery] = deque()
+        self.unrouted_bytes = 0
+        """Bytes of the messages that wait for an agent to appear."""
         self._dirty: dict[ParticipantId, Peer] = {}
         """Peers that the next flush looks at, in the order in which they got something."""
         self._acks: dict[ParticipantId, int] = {}
@@ -110,6 +113,7 @@ class Channels:
             "peers_connected": sum(peer.connected for peer in self._peers.values()),
             "outgoing_bytes": self.outgoing_bytes,
             "unrouted": len(self._unrouted),
+            "unrouted_bytes": self.unrouted_bytes,
             "parked_frames": len(self._parked),
         }
 
@@ -230,19 +234,30 @@ class Channels:
             out.append(DeliverToAgents(here))
 
     def _no_route(self, delivery: Delivery, out: list[Effect]) -> None:
-        target = delivery[0].target
-        host = None if self.topology is None else self.topology.host_of(target)
-        if len(delivery[1]) > MESSAGE_BYTES_MAX:
-            reason = f"a message of {len(delivery[1])} bytes; at most {MESSAGE_BYTES_MAX} are carried"
-        elif host is not None:
-            reason = f"{target} is hosted by {host}, to which {self.participant} has no channel"
-        elif len(self._unrouted) < UNROUTED_MESSAGES_MAX:
-            self._unrouted.append(delivery)
-            return
+        envelope, data = delivery
+        if len(data) > MESSAGE_BYTES_MAX:
+            reason = f"a message of {len(data)} bytes; at most {MESSAGE_BYTES_MAX} are carried"
         else:
-            reason = f"nobody hosts {target}, and {UNROUTED_MESSAGES_MAX} messages wait already"
+            refusal = self.refusal(envelope.target, len(data))
+            if refusal is None:
+                self._unrouted.append(delivery)
+                self.unrouted_bytes += len(data)
+                return
+            reason = str(refusal)
         self._counts["dead_letters"] += 1
         out.append(DeadLetter(message=delivery, reason=reason))
+
+    def refusal(self, target: str, size: int) -> Overloaded | Refused | None:
+        """Why a message of this many bytes would become a dead letter now; None if it would not."""
+        if target in self._routes:
+            return None
+        host = None if self.topology is None else self.topology.host_of(AgentId(target))
+        if host is not None:
+            return Refused("no-channel", f"{target} is hosted by {host}, to which {self.participant} has no channel")
+        if len(self._unrouted) >= UNROUTED_MESSAGES_MAX or self.unrouted_bytes + size > UNROUTED_BYTES_MAX:
+            waiting = f"{len(self._unrouted)} messages of {self.unrouted_bytes} bytes"
+            return Overloaded(f"nobody hosts {target}, and {waiting} wait already for agents that nobody hosts")
+        return None
 
     def _frame_arrived(self, header: FrameHeader, body: bytes, now: Instant, out: list[Effect]) -> None:
         peer = self._peers.get(header.source)

@@ -53,6 +53,8 @@ IN_FLIGHT_BYTES_MAX: Final = 64 * MIB
 """Bytes in mailboxes and outgoing channels past which outside input is refused."""
 UNROUTED_MESSAGES_MAX: Final = 10_000
 """Messages to agents that nobody hosts yet; more go to the dead letters."""
+UNROUTED_BYTES_MAX: Final = 64 * MIB
+"""The same in bytes: ten thousand messages of the largest size would be ten gigabytes."""
 DEAD_LETTERS_MAX: Final = 1_000
 """Kept per participant for a look; the count goes on."""
 

@@ -18,10 +18,9 @@ import secrets
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self
 
-import msgspec
-
 from participant.codec import MessageRegistry
 from participant.config import ParticipantConfig
+from participant.context import encode_envelope, too_long
 from participant.events import EpochAborted, EpochCommitted, EpochPartFailed, Lost, Member
 from participant.failure import DeadLettered, DeadLetters, Stopped
 from participant.host import AgentHost
@@ -62,7 +61,7 @@ from protocol.errors import ConfigError, FencedError, Overloaded, Refused, Snaps
 from protocol.failpoints import arm_failpoints, fp
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, ParticipantId, agent_id
 from protocol.keys import ClusterKeys, read_secret, trust
-from protocol.limits import EVENTS_WAITING_MAX, STRANGERS_REMEMBERED_MAX
+from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX
 from protocol.messages import Envelope, EpochFailed, Heartbeat, LocalReport, Register
 from protocol.version import __version__
 from protocol.wire import FrameCodec
@@ -83,8 +82,6 @@ log = logging.getLogger("cleancut.participant")
 OUTSIDE: Final = AgentId("outside/ingest")
 """Source of messages that come from outside the cluster."""
 LEAVE_SECONDS: Final = 30.0
-
-_encode_envelope = msgspec.msgpack.Encoder().encode
 
 
 class Participant:
@@ -147,6 +144,7 @@ class Participant:
         self._given_wire = wire
         self._given_clock = clock
         self._entered = False
+        self._started = False
         self._closed = False
         self._failure: SnapshotError | None = None
         self._ended = asyncio.Event()
@@ -232,6 +230,7 @@ class Participant:
             sink=self,
         )
         self._wire = self._given_wire or self._make_wire(keys)
+        self._started = True
         try:
             await self._wire.start(self)
             await self._control.start(self)
@@ -277,7 +276,9 @@ class Participant:
         """Give a message from outside to an agent anywhere in the cluster.
 
         Raises:
-            Overloaded: Too much is in flight here; try again later.
+            Overloaded: Too much is in flight here, or waits for agents that nobody hosts; try again later.
+            Refused: Not started yet, leaving, or without a channel to the agent.
+            LimitExceeded: A longer message than is carried.
             Unsavable: The message's type is not known here, or a part of it cannot be saved.
             IllegalName: Not an agent id.
         """
@@ -285,18 +286,29 @@ class Participant:
 
     def ingest_nowait(self, agent: str, message: object) -> None:
         """As `ingest`."""
-        in_flight = self._machine.outgoing_bytes + self._pump.mailbox_bytes
+        if self._failure is not None:
+            raise self._failure
+        if not self._started or self._ended.is_set() or self._machine.leaving:
+            # Said before anything is looked at: an input that is refused has had no effect.
+            state = "is leaving the cluster" if self._started else "has not been started (async with)"
+            raise Refused("leaving" if self._started else "not-started", f"{self.id} {state} and takes no input")
+        in_flight = self._machine.outgoing_bytes + self._machine.unrouted_bytes + self._pump.mailbox_bytes
         if in_flight > self.config.in_flight_bytes_max:
             raise Overloaded(
                 f"{in_flight} bytes are in flight at {self.id}; the limit is {self.config.in_flight_bytes_max}"
             )
-        if self._closed or self._machine.leaving:
-            raise Refused("leaving", f"{self.id} is leaving the cluster and takes no more input")
         name, version, body = self._registry.encode(message)
+        target = agent_id(agent)
+        identity = bytes.fromhex(self._boot_id)[:8] + (self._ingested + 1).to_bytes(MESSAGE_ID_BYTES - 8, "big")
+        envelope = Envelope(identity, OUTSIDE, target, name, version, body)
+        data = encode_envelope(envelope)
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise too_long(name, len(data))
+        refusal = self._machine.refusal(target, len(data))
+        if refusal is not None:
+            raise refusal
         self._ingested += 1
-        identity = bytes.fromhex(self._boot_id)[:8] + self._ingested.to_bytes(MESSAGE_ID_BYTES - 8, "big")
-        envelope = Envelope(identity, OUTSIDE, agent_id(agent), name, version, body)
-        self._step(MessageIngested((envelope, _encode_envelope(envelope))))
+        self._step(MessageIngested((envelope, data)))
 
     async def wait_member(self) -> None:
         """Until this participant is a member of the cluster and its agents run.

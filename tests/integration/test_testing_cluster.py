@@ -8,9 +8,9 @@ import random
 import msgspec
 import pytest
 
-from participant import Agent, Context, DeadLetter, Retry, handler, keyed, value
+from participant import Agent, Context, DeadLetter, Participant, Retry, handler, keyed, value
 from participant.failure import Backoff
-from participant.testing import Cluster, ManualClock
+from participant.testing import SECRET, Cluster, ManualClock
 from protocol.errors import ConfigError, IllegalName, Overloaded, Refused, StoreError, UnknownAgent, Unsavable
 from protocol.ids import cluster_name
 from protocol.storage.memory import MemoryStore
@@ -329,6 +329,34 @@ async def test_outside_input_is_refused_when_too_much_is_in_flight() -> None:
         thinker.may_end.set()
         await cluster.idle()
         participant.ingest_nowait("thinker/main", Note("x"))
+
+
+async def test_outside_input_to_agents_that_nobody_hosts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Input is acknowledged when it is taken; so what would become a dead letter is refused instead."""
+    monkeypatch.setattr("participant.machine_channels.UNROUTED_MESSAGES_MAX", 2)
+    async with Cluster(Account("main")) as cluster:
+        participant = cluster.participant_of("account/main")
+        for _ in range(2):
+            participant.ingest_nowait("account/nobody", Pay(1))
+        with pytest.raises(Overloaded, match="nobody hosts account/nobody"):
+            participant.ingest_nowait("account/nobody", Pay(1))
+        object.__setattr__(participant.config, "in_flight_bytes_max", 1)
+        with pytest.raises(Overloaded, match="in flight"):
+            participant.ingest_nowait("account/main", Pay(1))
+        assert cluster.dead_letters == ()
+
+
+async def test_outside_input_before_the_start_and_after_the_end_is_refused() -> None:
+    cluster = Cluster(Account("main"))
+    async with cluster:
+        participant = cluster.participant_of("account/main")
+    with pytest.raises(Refused, match="takes no input"):
+        participant.ingest_nowait("account/main", Pay(1))
+    unstarted = Participant(
+        Account("main"), id="p1", cluster="test", transport="memory", store="memory:x", secret=SECRET
+    )
+    with pytest.raises(Refused, match="has not been started"):
+        await unstarted.ingest("account/main", Pay(1))
 
 
 async def test_wrong_use_is_refused_with_a_clear_error() -> None:

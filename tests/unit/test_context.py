@@ -11,6 +11,7 @@ from participant.context import Context, child_id
 from participant.failure import DeadLetter, DeadLettered
 from participant.host import decode_envelope
 from protocol.errors import IllegalName, LimitExceeded, LocalProtocolError, Unsavable
+from protocol.limits import MESSAGE_BYTES_MAX
 from tests.agents_world import AgentWorld
 
 
@@ -203,3 +204,17 @@ def test_remembered_targets_are_bounded(monkeypatch):
     world = sender(act)
     assert len(world.handle(Do()).sends) == 10
     assert len(world.host.targets) <= 3
+
+
+@pytest.mark.parametrize("use", [lambda ctx, out: ctx.send("ledger/a", out), lambda ctx, out: ctx.after(1, out)])
+def test_a_message_that_no_channel_would_carry_is_refused_in_the_handler(use):
+    """Its body alone is below the limit; with its envelope it is above."""
+
+    def act(ctx):
+        with pytest.raises(LimitExceeded, match="its envelope included"):
+            use(ctx, Out([0] * (MESSAGE_BYTES_MAX - 20)))
+        use(ctx, Out([0] * (MESSAGE_BYTES_MAX - 200)))
+
+    result = sender(act).handle(Do())
+    assert not isinstance(result, DeadLettered), result
+    assert all(len(data) <= MESSAGE_BYTES_MAX for _, data in result.sends)

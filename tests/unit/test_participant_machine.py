@@ -212,6 +212,21 @@ def test_too_many_messages_to_nobody_are_dead_letters(monkeypatch: pytest.Monkey
     assert "wait already" in world["a"].dead[0].reason
 
 
+def test_messages_to_nobody_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World("ab")
+    world["a"].pay("c", 1)
+    held = world["a"].machine.unrouted_bytes
+    assert held > 0
+    monkeypatch.setattr("participant.machine_channels.UNROUTED_BYTES_MAX", 2 * held)
+    world["a"].pay("c", 1)
+    assert not world["a"].dead
+    world["a"].pay("c", 1)
+    assert "wait already" in world["a"].dead[0].reason
+    assert world["a"].machine.statistics()["unrouted_bytes"] == 2 * held
+    world["a"].control(TopologyChanged, incarnation=1, version=2, members=World("abc").members())
+    assert world["a"].machine.unrouted_bytes == 0
+
+
 def test_messages_that_are_no_envelopes_count_as_received_and_go_nowhere() -> None:
     world = World("ab")
     body = encode_message_item(b"\xc1garbage") + encode_message_item(message("a", "b", 4)[1])
