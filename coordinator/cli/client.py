@@ -335,8 +335,10 @@ def _may_ask_again(status: int, failure: Failure, *, repeatable: bool) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "it closed the connection without an answer; is it an https:// address?"
     if isinstance(error, http.client.HTTPException):
-        return f"what answers there does not speak HTTP ({type(error).__name__}); is it an https:// address?"
+        return f"what answers there does not speak HTTP ({type(error).__name__})"
     if type(error).__name__ == "SSLCertVerificationError":
         return (
             f"its certificate is not trusted ({getattr(error, 'verify_message', error)}); name the cluster's with --ca"

@@ -157,10 +157,14 @@ class Service:
         self._ended.set()
 
     def crashed(self, error: BaseException) -> None:
-        """A bug of ours: say so and end, so that another coordinator takes over."""
+        """A disk that failed, or a bug of ours: say so and end, so that another coordinator takes over."""
         if self._crash is None and not self._ending:
             self._crash = error
-            log.critical("this coordinator ends because of a defect", exc_info=error)
+            if isinstance(error, StoreError):
+                hint = "free space or mend the disk, then start it again: nothing is lost while a quorum is up"
+                log.critical("this coordinator ends: %s; %s", error, hint)
+            else:
+                log.critical("this coordinator ends because of a defect", exc_info=error)
         self._ended.set()
 
     # --- the group ---

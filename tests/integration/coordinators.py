@@ -138,6 +138,8 @@ class Coordinator:
         self.process: asyncio.subprocess.Process | None = None
         self.log = config.with_suffix(".log")
         self.ready = ""
+        self.variables: dict[str, str] = {}
+        """Of the environment, for the next start."""
 
     async def start(self, *arguments: str) -> None:
         with self.log.open("ab") as log:
@@ -151,7 +153,8 @@ class Coordinator:
                 cwd=ROOT,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={name: value for name, value in os.environ.items() if not name.startswith("CLEANCUT_")},
+                env={name: value for name, value in os.environ.items() if not name.startswith("CLEANCUT_")}
+                | self.variables,
             )
         assert self.process.stdout is not None
         line = await asyncio.wait_for(self.process.stdout.readline(), PATIENCE)

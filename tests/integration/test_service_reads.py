@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 import pytest
@@ -93,6 +94,34 @@ async def test_all_coordinators_killed_at_once_keep_history_and_numbers(tmp_path
             after = await until(next_one, "the next epoch")
             assert (after["state"], after["previous"]) == ("committed", kept["manifest"])
             assert after["epoch"] == kept["epoch"] + 1
+
+
+async def test_a_coordinator_whose_journal_disk_is_full_ends_with_a_sentence_and_the_others_go_on(tmp_path):
+    async with cluster(tmp_path, 3) as running:
+        leader = await running.leader()
+        full = next(each for each in running.coordinators if each is not leader)
+        ticket = tmp_path / "full"
+        await full.end()
+        full.variables = {
+            "CLEANCUT_ALLOW_FAILPOINTS": "1",
+            "CLEANCUT_FAILPOINTS": f"journal.before_sync=error:ENOSPC?{ticket}",
+        }
+        await full.start()
+        async with Scripted(running, "p1"):
+            leader = await running.leader()
+            ticket.touch()
+            assert (await trigger(running, at=leader))["state"] == "committed"
+            assert await asyncio.wait_for(full.process.wait(), 20) == 1
+            (line,) = [each for each in full.text().splitlines() if "this coordinator ends: " in each]
+            assert "ENOSPC" in line
+            assert "free space" in line
+            assert "Traceback" not in full.text()
+            leader = await running.leader()
+            newest = (await trigger(running, at=leader))["epoch"]
+            # There is room again.
+            full.variables = {}
+            await full.start()
+            assert (await running.epoch(newest, "committed", at=full))["state"] == "committed"
 
 
 async def test_live_facts_are_the_leaders_whoever_is_asked(tmp_path):

@@ -42,7 +42,7 @@ from coordinator.runtime.raft.files import RealFiles
 from coordinator.runtime.raft.pinned import FAIL_REASON
 from coordinator.runtime.raft.replica import BARRIER, Replica
 from coordinator.runtime.raft.transport import TlsTransport
-from protocol.errors import ConfigError, Refused, SnapshotError, Unreachable
+from protocol.errors import ConfigError, Refused, SnapshotError, StoreError, Unreachable
 from protocol.ids import CoordinatorId
 from protocol.limits import RAFT_SUBMITTED_MAX
 
@@ -450,7 +450,9 @@ class _Core:
         """End because the state may be torn: no tick, no sync, no word to anybody after this."""
         if self._ended.done():
             return
-        logger.critical("coordinator %s: Raft ends: %s", self._config.id, error, exc_info=error)
+        # A failed disk is the operator's to mend: a sentence. Anything else is ours: where it happened.
+        trace = None if isinstance(error, StoreError) else error
+        logger.critical("coordinator %s: Raft ends: %s", self._config.id, error, exc_info=trace)
         self._ended.set_result(None)
         self._deliveries.clear()
         self.transport.destroy()
