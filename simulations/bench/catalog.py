@@ -16,6 +16,8 @@ MODULES: Final = {
     "capture-memory": "capture_memory",
     "incremental": "incremental",
     "epoch-scale": "epoch_scale",
+    "real-epoch": "real_epoch",
+    "raft-commit": "raft_commit",
     "cli-start": "cli_start",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
+from protocol.errors import SnapshotError
 from simulations.bench.traffic import Spec
 from simulations.demo import children
 from simulations.demo.cluster import LocalCluster
@@ -17,6 +19,8 @@ from simulations.demo.cluster import LocalCluster
 if TYPE_CHECKING:
     from types import TracebackType
 
+_TRIES_MAX = 500
+_TRY_SECONDS = 0.02
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -36,7 +40,7 @@ class Processes:
     async def __aenter__(self) -> Self:
         """Both participants are members."""
         cluster = self.cluster
-        cluster.prepare({"kind": "manual"})
+        cluster.prepare({"kind": "manual", "pause_ms": 0})
         try:
             await cluster.start_coordinators()
             for me, other in (("left", "right"), ("right", "left")):
@@ -58,6 +62,7 @@ class Processes:
                 self._participants.append(child)
             for child in self._participants:
                 await _ready(child)
+            await self._first_epoch()
         except BaseException:
             await self.__aexit__(None, None, None)
             raise
@@ -88,6 +93,30 @@ class Processes:
         """An epoch each interval; 0: none."""
         policy = {"kind": "periodic", "interval_ms": interval_ms, "pause_ms": 0} if interval_ms else {"kind": "manual"}
         await self.cluster.call("PUT", "/v1/policy", policy)
+
+    async def epoch(self) -> dict[str, Any]:
+        """Take one and wait until it has ended.
+
+        Raises:
+            RuntimeError: It was not committed.
+        """
+        ended = await self.cluster.call("POST", "/v1/epochs", {"reason": "bench", "wait": True})
+        if ended["state"] != "committed":
+            raise RuntimeError(f"epoch {ended['epoch']} is {ended['state']}: {ended['abort']}")
+        return ended
+
+    async def _first_epoch(self) -> None:
+        """Once both participants have accepted the topology that has both."""
+        for _ in range(_TRIES_MAX):
+            try:
+                await self.epoch()
+            except SnapshotError as error:
+                if "not-ready" not in str(error):
+                    raise
+                await asyncio.sleep(_TRY_SECONDS)
+            else:
+                return
+        raise RuntimeError("the participants never accepted the topology")
 
     async def epochs(self) -> list[dict[str, Any]]:
         """All that have ended, newest first."""
