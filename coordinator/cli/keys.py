@@ -229,9 +229,13 @@ def settings_text(each: str, cluster: str, store: str, peers: dict[str, PeerConf
 def token(session: Session, role: str, *, out: Path | None) -> None:
     """The bearer token of a role, derived from the secret.
 
-    A viewer reads, an operator reads and writes, a participant takes part and can do neither. For other programs:
-    curl -H "Authorization: Bearer $(cleancut keys token viewer --secret-file F)" http://127.0.0.1:7400/v1/status
-    """
+    A viewer reads, an operator reads and writes, a participant takes part and can do neither.
+
+    \b
+    For other programs, and for the page at http://127.0.0.1:7400/:
+      curl -H "Authorization: Bearer $(cleancut keys token viewer --dir ./shop)" \\
+        http://127.0.0.1:7400/v1/status
+    """  # noqa: D301 - click wants the character itself
     if session.keys is None:
         raise click.UsageError("no secret is named: use --secret-file or --dir")
     text = session.keys.token(role)  # type: ignore[arg-type] # click checks that it is a role

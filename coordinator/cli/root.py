@@ -106,7 +106,7 @@ def root(
 ) -> None:
     """Consistent global snapshots of a running cluster of stateful agents, without stopping it.
 
-    `cleancut demo` shows it. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 inconsistent or corrupt,
+    `cleancut demo` shows it; `cleancut keys init --help` is where a cluster of your own begins. Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 inconsistent or corrupt,
     5 unreachable, 6 refused.
     """
     context.obj = Given(

@@ -1,8 +1,8 @@
 """What an applied ledger entry means to people: the events of `/v1/events` and the log.
 
 Every coordinator applies every entry, so every coordinator tells the same events, in the same order, whoever leads.
-Entries of the journal are told again at a start, with their own times; a command that was applied once and came again is
-told once.
+Entries of the journal are told again at a start, with their own times, as events; the log, whose times are of its writing,
+has them at level debug only. A command that was applied once and came again is told once.
 """
 
 from __future__ import annotations
@@ -50,8 +50,13 @@ class Historian:
         self._events = events
         self._told: dict[CommandId, None] = {}
 
-    def applied(self, command_json: str, result: Result) -> CommandId | None:
+    def applied(self, command_json: str, result: Result, *, old: bool = False) -> CommandId | None:
         """Tell what this entry did.
+
+        Args:
+            command_json: The entry.
+            result: What it came to.
+            old: It is of before this process started, as far as is known.
 
         Returns:
             The command's id; None: the entry is not a command.
@@ -69,7 +74,8 @@ class Historian:
         if result["ok"]:
             for kind, details in self._told_by(command, result):
                 self._events.record(kind, command.at // 1_000_000, **details)
-                log.info("%s %s", kind, " ".join(f"{name}={_shown(value)}" for name, value in details.items()))
+                level = logging.DEBUG if old else logging.INFO
+                log.log(level, "%s %s", kind, " ".join(f"{name}={_shown(value)}" for name, value in details.items()))
         return command.id
 
     def _told_by(self, command: Command, result: Result) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -185,7 +185,7 @@ class Service:
             mine = self.ledger.apply(command_json)
             assert mine == result_json, f"two replicas in one process differ: {mine[:200]!a}, {result_json[:200]!a}"
             result = parse_result(mine)
-            command = self._historian.applied(command_json, result)
+            command = self._historian.applied(command_json, result, old=not self._caught_up)
         except Exception as error:  # noqa: BLE001 - a driver's edge: a replica that cannot follow must end
             self.crashed(error)
             return
@@ -215,7 +215,10 @@ class Service:
                 self._caught_up = True
             except (Refused, Unreachable):
                 await asyncio.sleep(LEADER_WATCH_SECONDS)
-        log.info("the replica has caught up: epoch %d is the newest", self.ledger.state.epoch)
+        state = self.ledger.state
+        log.info(
+            "caught up: epoch %d is the newest, %s leads in term %d", state.epoch, state.leader or "nobody", state.term
+        )
 
     # --- what the API asks ---
 

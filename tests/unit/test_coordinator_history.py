@@ -131,3 +131,13 @@ async def test_waiting_for_a_change_ends_when_it_is_there_or_the_time_is_over():
     assert await task
     assert not await changes.wait_until(lambda: False, 0.01)
     assert await changes.wait_until(lambda: True, 0)
+
+
+async def test_old_entries_are_events_and_not_lines_of_the_log(log, caplog):
+    """The log's times are of its writing: history that is read again at a start would look like news."""
+    caplog.set_level("INFO")
+    text = encode_command(LeadCommand(id=("c2.x", 1), term=2, coordinator="c2"), at=5_000_000_000)
+    result = parse_result(log.ledger.apply(text))
+    log.historian.applied(text, result, old=True)
+    assert log.told()[-1] == "leader-elected"
+    assert "c2" not in caplog.text
