@@ -130,6 +130,9 @@ def errors_middleware(log: Logger) -> Any:  # noqa: ANN401 (aiohttp's middleware
         except asyncio.CancelledError:
             raise
         except Exception as error:
+            if isinstance(error, ConnectionError) and (request.transport is None or request.transport.is_closing()):
+                # No bug, and nobody reads the answer: strangers could fill the log with tracebacks otherwise.
+                return error_answer(ApiError(503, "client-gone", "the client hung up"))
             known = as_api_error(error)
             if known is None:
                 log.exception("request %s %s failed", request.method, request.rel_url.raw_path)

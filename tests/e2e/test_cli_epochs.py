@@ -18,7 +18,7 @@ def cluster(tmp_path: Path) -> Iterator[CliCluster]:
     made = CliCluster(tmp_path / "ping", 1)
     try:
         made.start("c1")
-        assert made.cleancut("policy", "set", "--kind", "manual").returncode == 0
+        assert made.cleancut("policy", "set", "--kind", "manual", "--pause", "0s").returncode == 0
         for name, other in (("left", "right"), ("right", "left")):
             program = [sys.executable, str(ROOT / "examples" / "ping_pong.py"), str(made.folder), name, other]
             made.run(name, program, until="a member")
