@@ -26,12 +26,13 @@ from typing import TYPE_CHECKING, Final, Literal, NoReturn, TypeAlias, get_args
 from blake3 import blake3
 
 from protocol.errors import ConfigError
+from protocol.ids import NAME_PATTERN
 from protocol.limits import SECRET_BYTES_MIN
 
 if TYPE_CHECKING:
     import ssl
 
-    from protocol.ids import ChannelId
+    from protocol.ids import ChannelId, ParticipantId
 
 Role: TypeAlias = Literal["participant", "viewer", "operator"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
@@ -55,11 +56,12 @@ _HOW_TO_MAKE: Final = "make one with: (umask 077; openssl rand -hex 32 > FILE)"
 class ClusterKeys:
     """Keys of one cluster. Immutable; make it with `from_secret`."""
 
-    __slots__ = ("_frame_root", "_manifest_key", "_tokens")
+    __slots__ = ("_frame_root", "_manifest_key", "_token_key", "_tokens")
 
     def __init__(self, *, frame_root: bytes, manifest_key: bytes, token_key: bytes) -> None:
         self._frame_root = frame_root
         self._manifest_key = manifest_key
+        self._token_key = token_key
         self._tokens: dict[str, str] = {
             role: f"{TOKEN_PREFIX}.{role}.{blake3(role.encode(), key=token_key).hexdigest()}" for role in ROLES
         }
@@ -99,6 +101,10 @@ class ClusterKeys:
         """The bearer token of a role."""
         return self._tokens[role]
 
+    def participant_token(self, participant: ParticipantId) -> str:
+        """The bearer token with which only this participant can register."""
+        return f"{TOKEN_PREFIX}.participant.{participant}.{self._participant_mac(participant)}"
+
     def role_of(self, token: str) -> Role | None:
         """The role that a bearer token proves, or None.
 
@@ -108,7 +114,20 @@ class ClusterKeys:
         for role in ROLES:
             if _same(self._tokens[role], token):
                 found = role
-        return found
+        return "participant" if found is None and self.participant_of(token) else found
+
+    def participant_of(self, token: str) -> str:
+        """The participant that a token is bound to; "" where it is bound to none, or proves nothing."""
+        head, _, mac = token.rpartition(".")
+        name = head.removeprefix(f"{TOKEN_PREFIX}.participant.")
+        if name == head or not NAME_PATTERN.fullmatch(name) or not _same(self._participant_mac(name), mac):
+            return ""
+        return name
+
+    def _participant_mac(self, participant: str) -> str:
+        # The NUL keeps it apart from every role's: no role and no name holds one.
+        data = b"participant\0" + participant.encode("utf-8", "surrogatepass")
+        return blake3(data, key=self._token_key).hexdigest()
 
     def __repr__(self) -> str:
         return "ClusterKeys(redacted)"

@@ -224,9 +224,10 @@ def settings_text(each: str, cluster: str, store: str, peers: dict[str, PeerConf
 
 @keys.command()
 @click.argument("role", type=click.Choice(["participant", "viewer", "operator"]))
+@click.option("--id", "participant", help="The participant that it is for; without it, any may register with it.")
 @click.option("--out", type=click.Path(path_type=Path), help="New file for it (mode 600); without it: standard output.")
 @looks_at_cluster
-def token(session: Session, role: str, *, out: Path | None) -> None:
+def token(session: Session, role: str, *, participant: str | None, out: Path | None) -> None:
     """The bearer token of a role, derived from the secret.
 
     A viewer reads, an operator reads and writes, a participant takes part and can do neither.
@@ -238,7 +239,14 @@ def token(session: Session, role: str, *, out: Path | None) -> None:
     """  # noqa: D301 - click wants the character itself
     if session.keys is None:
         raise click.UsageError("no secret is named: use --secret-file or --dir")
-    text = session.keys.token(role)  # type: ignore[arg-type] # click checks that it is a role
+    if participant is not None and role != "participant":
+        raise click.UsageError(f"--id goes with the role participant, not {role}")
+    if participant is not None:
+        from protocol.ids import participant_id
+
+        text = session.keys.participant_token(participant_id(participant))
+    else:
+        text = session.keys.token(role)  # type: ignore[arg-type] # click checks that it is a role
     if out is not None:
         try:
             descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

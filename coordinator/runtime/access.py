@@ -1,7 +1,7 @@
 """Who may do what: bearer tokens with roles, and the checks of Host and Origin.
 
 Roles are separate, not a ladder: a participant's token opens the control connection and nothing else, a viewer reads, an
-operator reads and writes. A token is only ever taken from the ``Authorization`` header: query strings end up in logs and
+operator reads and writes. A participant's token may be bound to one id; the role's own token registers any id that is free. A token is only ever taken from the ``Authorization`` header: query strings end up in logs and
 histories, so a token in one is refused, not used (RELIABILITY.md T15).
 
 A web page in somebody's browser must not reach a coordinator on loopback (T18). A name in ``Host`` that is not one of
@@ -33,6 +33,8 @@ NOBODY_NEEDED: Final[frozenset[str]] = frozenset()
 """For answers that hold nothing of the cluster: readiness, and the page's own files."""
 
 ROLE_KEY: Final = web.RequestKey("role", str)
+PARTICIPANT_KEY: Final = web.RequestKey("participant", str)
+"""Whom the token is bound to; "": whoever has the role."""
 _TOKEN_PARAMETERS: Final = ("token", "access_token", "authorization", "auth")
 
 
@@ -97,6 +99,8 @@ def access_middleware(keys: ClusterKeys, hosts: Iterable[str], counts: AccessCou
         if roles:
             role = _checked_role(request, keys, roles, refuse)
             request[ROLE_KEY] = role
+            if role == "participant":
+                request[PARTICIPANT_KEY] = keys.participant_of(_token_of(request))
             if request.method not in {"GET", "HEAD"}:
                 # Who changed what, for the record: every coordinator that a write passes through says so.
                 log.info(
@@ -107,11 +111,17 @@ def access_middleware(keys: ClusterKeys, hosts: Iterable[str], counts: AccessCou
     return check_access
 
 
+def _token_of(request: web.Request) -> str:
+    """The bearer token; "" without one."""
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
+
+
 def _checked_role(
     request: web.Request, keys: ClusterKeys, roles: frozenset[str], refuse: Callable[..., ApiError]
 ) -> Role:
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not token:
+    token = _token_of(request)
+    if not token:
         raise refuse(
             401,
             "no-token",
@@ -119,7 +129,7 @@ def _checked_role(
             "send it as `Authorization: Bearer TOKEN`; `cleancut` derives it from --secret-file",
             WWW_Authenticate="Bearer",
         )
-    role = keys.role_of(token.strip())
+    role = keys.role_of(token)
     if role is None:
         raise refuse(
             401,

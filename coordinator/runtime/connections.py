@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from aiohttp import WSMsgType, web
 
+from coordinator.runtime.access import PARTICIPANT_KEY
 from coordinator.runtime.answers import ApiError
 from coordinator.runtime.orders import OrderEncoder
 from protocol.errors import MalformedFrame
@@ -67,12 +68,14 @@ class Connection:
     """One WebSocket of one participant."""
 
     __slots__ = (
-        "_allowance", "_closing", "_last", "_news", "_waiting", "id", "participant", "session", "waiting_bytes",
+        "_allowance", "_closing", "_last", "_news", "_waiting", "bound_to", "id", "participant", "session", "waiting_bytes",
     )  # fmt: skip
 
-    def __init__(self, number: int, now: float) -> None:
+    def __init__(self, number: int, now: float, *, bound_to: str = "") -> None:
         self.id = number
         """Unique in this process."""
+        self.bound_to = bound_to
+        """The only participant that may register here, by its token; "": any."""
         self.participant = ""
         """As it registered; "" before."""
         self.session = 0
@@ -247,7 +250,7 @@ class ParticipantHub:
             raise ApiError(400, "not-a-websocket", "this address takes WebSocket upgrades only")
         await socket.prepare(request)
         self._numbers += 1
-        connection = Connection(self._numbers, self._clock())
+        connection = Connection(self._numbers, self._clock(), bound_to=request.get(PARTICIPANT_KEY, ""))
         self._connections[connection.id] = connection
         self.counts["opened"] += 1
         self._sink.connection_opened(connection.id)
@@ -338,6 +341,11 @@ class ParticipantHub:
     def _take_register(self, connection: Connection, message: Register) -> bool:
         if connection.participant:
             return self._malformed(connection, "registered twice on one connection")
+        if connection.bound_to and message.participant != connection.bound_to:
+            text = f"this token is {connection.bound_to}'s"
+            log.warning("connection %d: %s, not %a's", connection.id, text, message.participant[:64])
+            self.send(connection.id, RegisterRefused(code="wrong-token", sentence=text))
+            return False
         connection.participant = message.participant or "?"
         self._sink.message_arrived(connection.id, message)
         return connection.closing is None

@@ -215,7 +215,7 @@ class Participant:
         store = await self._open_store()
         self._control = self._given_control or ControlClient(
             coordinators=config.coordinators,
-            token=keys.token("participant"),
+            token=keys.participant_token(config.participant_id),
             tls=None if config.ca_file is None else trust("ca_file", config.ca_file),
         )
         self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks)

@@ -250,6 +250,23 @@ async def test_only_a_participants_token_opens_the_control_connection(role):
         assert refused.value.status == 403
 
 
+async def test_a_token_that_is_bound_to_a_participant_registers_no_other():
+    headers = {"Authorization": f"Bearer {KEYS.participant_token('p1')}"}
+    async with a_hub() as (_hub, sink, url), aiohttp.ClientSession() as session:
+        async with session.ws_connect(f"{url}/v1/participant", headers=headers) as socket:
+            await socket.send_bytes(encode_control(Register(cluster="shop", participant="p2", boot_id="0" * 32)))
+            answer = decode_to_participant((await socket.receive(10)).data)
+            assert isinstance(answer, RegisterRefused)
+            assert (answer.code, answer.sentence) == ("wrong-token", "this token is p1's")
+            assert (await close_code(socket))[0] == connections.CLOSE_REFUSED
+        async with session.ws_connect(f"{url}/v1/participant", headers=headers) as socket:
+            await socket.send_bytes(encode_control(Register(cluster="shop", participant="p1", boot_id="0" * 32)))
+            assert isinstance(decode_to_participant((await socket.receive(10)).data), Registered)
+        assert sink.session == 1
+        async with session.get(f"{url}/v1/status", headers=headers) as response:
+            assert response.status == 403
+
+
 async def test_a_plain_request_to_the_control_address_is_answered_with_an_error():
     async with (
         a_hub() as (_hub, _sink, url),

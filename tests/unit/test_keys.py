@@ -73,6 +73,23 @@ def test_a_token_with_another_role_written_into_it_proves_nothing(keys):
     assert keys.role_of(keys.token("viewer").replace("viewer", "operator")) is None
 
 
+def test_a_participants_own_token_proves_that_participant_and_no_other(keys):
+    token = keys.participant_token("buyer-1.eu")
+    assert token.startswith("cc1.participant.buyer-1.eu.")
+    assert (keys.role_of(token), keys.participant_of(token)) == ("participant", "buyer-1.eu")
+    for wrong in (
+        token.replace("buyer-1", "buyer-2"),
+        token.replace("participant", "operator"),
+        token[:-1],
+        f"cc1.participant..{token.rpartition('.')[2]}",
+        f"cc1.participant.Buyer.{'0' * 64}",
+        "cc1.participant." + "x" * 10_000,
+    ):
+        assert (keys.role_of(wrong), keys.participant_of(wrong)) == (None, "")
+    assert keys.participant_of(keys.token("participant")) == ""
+    assert ClusterKeys.from_secret(bytes(range(2, 34))).participant_of(token) == ""
+
+
 def test_nothing_secret_is_printed_or_pickled(keys):
     for text in (repr(keys), str(keys), f"{keys}"):
         assert text == "ClusterKeys(redacted)"

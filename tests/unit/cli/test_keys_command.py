@@ -10,6 +10,7 @@ from cryptography import x509
 from cryptography.x509.oid import NameOID
 
 from coordinator.config import load_config
+from protocol.ids import participant_id
 from protocol.keys import ClusterKeys, read_secret
 from tests.unit.cli.fake_api import Cli
 
@@ -104,6 +105,15 @@ def test_what_was_made_is_what_the_command_line_reads(cli: Cli, tmp_path: Path) 
     keys = ClusterKeys.from_secret(read_secret(tmp_path / "k" / "cluster.secret"))
     assert token.out.strip() == keys.token("viewer")
     assert "127.0.0.1:2: connection refused" in cli("status", "--dir", tmp_path / "k").err
+
+
+def test_a_participants_token_can_be_bound_to_it(cli: Cli, tmp_path: Path) -> None:
+    cli("keys", "init", tmp_path / "k", "--coordinators", "c1=127.0.0.1:1:2")
+    keys = ClusterKeys.from_secret(read_secret(tmp_path / "k" / "cluster.secret"))
+    command = ("keys", "token", "participant", "--dir", tmp_path / "k")
+    assert cli(*command, "--id", "buyer-1").out.strip() == keys.participant_token(participant_id("buyer-1"))
+    assert cli(*command, "--id", "../x").code == 2
+    assert cli("keys", "token", "viewer", "--dir", tmp_path / "k", "--id", "buyer-1").code == 2
 
 
 def test_a_token_goes_into_a_new_file_for_its_owner_alone(cli: Cli, tmp_path: Path) -> None:
