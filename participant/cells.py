@@ -357,12 +357,13 @@ class KeyedState(Cell, MutableMapping[K, V]):
         return [data.get(key, MISSING) if old is RELEASED else old for key, old in zip(keys, before, strict=True)]
 
     def keys_at(self, generation: int) -> list[Any]:
-        """All keys at a cut, O(keys)."""
-        newer = self.changed(generation, self.clock.generation + 1)
-        if not newer:
-            return list(self.data)
-        keys = [key for key in self.data if key not in newer]
-        keys.extend(key for key in newer if self.stored_at(generation, key) is not MISSING)
+        """All keys at a cut, and maybe some that came later: their value at the cut is MISSING.
+
+        One copy in C, since nothing else may run meanwhile; to tell the later ones apart is left to the slices.
+        """
+        data = self.data
+        keys = list(data)
+        keys.extend(key for key in self.changed(generation, self.clock.generation + 1) if key not in data)
         return keys
 
     def load(self, segments: list[bytes], removed: bytes, allowed: PickleAllowed | None) -> None:

@@ -6,7 +6,8 @@ Theory of operation:
       The value at cut g is the oldest entry of the intervals from g on, else today's. The keys changed since an older
       cut are the keys of the intervals between them.
     * An interval keeps old values only while some cut that has not read this field needs them; the keys stay until the
-      epoch they matter for has committed.
+      epoch they matter for has committed. Intervals that no question can tell apart become one: a thousand epochs that
+      abort one after the other leave what a single one would.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ RELEASED: Final[Any] = _Mark("released")
 class CutClock:
     """The number of cuts so far and what of the past is still wanted; shared by all agents of a participant."""
 
-    __slots__ = ("generation", "newest_open", "open")
+    __slots__ = ("generation", "marks", "newest_open", "open")
 
     def __init__(self) -> None:
         self.generation = 0
@@ -49,6 +50,8 @@ class CutClock:
         """Cuts whose values are still being read, ascending."""
         self.newest_open = -1
         """The last of `open`, or -1."""
+        self.marks: tuple[int, ...] = ()
+        """Cuts that epochs compare with or are taken at: "what changed" is asked from one to another. Ascending."""
 
     def cut(self) -> int:
         """Take a cut: every value as it is now stays readable until `close`."""
@@ -123,10 +126,28 @@ class Cell:
         if self.generation != clock.generation:
             if self.changes:
                 self.history.append((self.generation, self.changes, self.holds_old))
+                self._compact()
             self.changes = {}
             self.holds_old = False
             self.generation = clock.generation
         return self.changes
+
+    def _compact(self) -> None:
+        """Release values that no open cut needs, and join intervals that no mark tells apart."""
+        clock = self.clock
+        oldest_open = clock.open[0] if clock.open else clock.generation + 1
+        kept: list[tuple[int, dict[Any, Any], bool]] = []
+        for began, changes, holds_old in self.history:
+            if holds_old and began < oldest_open:
+                changes, holds_old = dict.fromkeys(changes, RELEASED), False  # noqa: PLW2901 - the same interval
+            if kept and not any(kept[-1][0] < mark <= began for mark in clock.marks):
+                first, joined, held = kept[-1]
+                for key, old in changes.items():
+                    joined.setdefault(key, old)
+                kept[-1] = (first, joined, held or holds_old)
+            else:
+                kept.append((began, changes, holds_old))
+        self.history = kept
 
     def note(self, key: object, old: object) -> None:
         """Record that `key` is about to change from `old`."""

@@ -232,8 +232,9 @@ def _keyed(
 def _keyed_anew(cell: KeyedState[Any, Any], generation: int, writer: ChunkWriter) -> Steps:
     keys = cell.keys_at(generation)
     yield
-    base = yield from _segments(cell, generation, keys, writer, None, [])
-    plan = _KeyedPlan(base, len(keys), (), {})
+    later: list[Any] = []
+    base = yield from _segments(cell, generation, keys, writer, None, later)
+    plan = _KeyedPlan(base, len(keys) - len(later), (), {})
     return SavedCell(_joined(plan), (), plan)
 
 

@@ -466,3 +466,67 @@ def test_memory_for_an_epoch_is_a_small_part_of_the_state():
     tracemalloc.stop()
     assert frozen._writer.written_bytes > 20_000_000
     assert peak < 0.30 * frozen._writer.written_bytes
+
+
+@pytest.mark.parametrize("encoded", [True, False], ids=["encoded", "aborted before it was encoded"])
+def test_a_long_run_of_aborted_epochs_is_not_remembered_one_by_one(encoded: bool):
+    """A store is away for hours: what is kept of the past grows with the keys that changed, not with the epochs."""
+    world, agent = store(fill)
+    world.epoch(1)
+    cells = world.host.state.cells
+    for number in range(2, 200):
+        turn(
+            world, agent, lambda a, ctx, n=number: (a.counts.update({n % 7: n, 500 + n % 5: n}), setattr(a, "spent", n))
+        )
+        if encoded:
+            world.epoch(number, commit=False)
+        else:
+            world.capturer.freeze(number, world.hosts.values(), now=0)
+            turn(world, agent, lambda a, ctx, n=number: a.counts.update({3: -n}))
+            world.capturer.dropped(number)
+    for cell in cells.values():
+        assert len(cell.history) <= 2
+        assert not any(holds_old for _, _, holds_old in cell.history[:-1])
+    snapshot = world.epoch(200)["store/main"]
+    assert content(world.restored(Store("main"), snapshot).agent) == content(agent)
+    assert world.new_bytes < 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(25))
+def test_what_is_kept_of_the_past_is_enough_whatever_epochs_do(seed: int):
+    """Epochs that overlap, commit, abort before or after they are encoded, in any order, against whole copies."""
+    source = random.Random(seed)
+    world, agent = store(fill)
+    open_parts: dict[int, list] = {}
+    for number in range(1, 40):
+        for _ in range(source.randrange(3)):
+            key = source.randrange(12)
+
+            def change(a, ctx, key=key, n=number):
+                a.spent += 1
+                a.orders[f"k{key}"] = Order("o", n, "y" * source.randrange(9))
+                if source.random() < 0.3:
+                    a.counts.pop(key, None)
+                else:
+                    a.counts[key] = n
+                if source.random() < 0.5:
+                    a.log.append(str(n))
+
+            turn(world, agent, change)
+        part = world.capturer.freeze(number, world.hosts.values(), now=0)
+        open_parts[number] = [part, content(agent), False]
+        while open_parts and (len(open_parts) > 3 or source.random() < 0.6):
+            chosen = source.choice(sorted(open_parts))
+            part, expected, encoded = open_parts[chosen]
+            if not encoded and source.random() < 0.7:
+                world.drive(part.slices())
+                world.drive(part.channel_slices([]))
+                assert content(world.restored(Store("main"), part.agent_snapshots()[0]).agent) == expected
+                open_parts[chosen][2] = encoded = True
+            if source.random() < 0.7:
+                del open_parts[chosen]
+                commit = encoded and source.random() < 0.6
+                (world.capturer.committed if commit else world.capturer.dropped)(chosen)
+    for cell in world.host.state.cells.values():
+        assert len(cell.history) <= 10, "as many as cuts that were of interest at once"
