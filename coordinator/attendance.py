@@ -1,8 +1,9 @@
 """Who is connected, who was heard when, who has accepted the topology. Local to one leader, never replicated.
 
 A lease is measured on this leader's monotonic clock from what it heard itself. After a change of leader all leases start
-anew: the new leader has heard nobody yet. The same holds after this leader itself slept (stopped process, stalled loop):
-the silence may be its own.
+anew, and are longer until their participant is heard: it must first notice that the leader is gone, and may try a
+coordinator that hangs before it finds this one. A lease alone fenced whole clusters whose leader had been stopped. The
+same holds after this leader itself slept (stopped process, stalled loop): the silence may be its own.
 
 The ledger decides who is a member; this table only knows how to reach them.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from protocol.ids import Instant
-from protocol.limits import LEASE_CHECKS
+from protocol.limits import LEASE_CHECKS, RECONNECT_NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +34,13 @@ class Attendee:
     """Of the last connection."""
     newcomer: bool = False
     """Member since the current topology version, seen by this leader."""
+    grace_ns: int = 0
+    """On top of the lease, until it is heard."""
+
+    def heard(self, now: Instant) -> None:
+        """It has said something."""
+        self.heard_at = now
+        self.grace_ns = 0
 
 
 class Attendance:
@@ -55,9 +63,9 @@ class Attendance:
     # --- leadership -------------------------------------------------------------------------------------------------
 
     def begin(self, sessions: Iterable[tuple[str, int]], now: Instant) -> None:
-        """A leader begins: all leases start now."""
+        """A leader begins: all leases start now, with time to find this leader on top."""
         self._by_session = {
-            session: Attendee(participant=participant, session=session, heard_at=now)
+            session: Attendee(participant=participant, session=session, heard_at=now, grace_ns=RECONNECT_NS)
             for participant, session in sessions
         }
         self._session_of = dict.fromkeys(self._session_of)
@@ -99,7 +107,7 @@ class Attendance:
         if replaced is not None:
             self._session_of[replaced] = None
         attendee.connection = connection
-        attendee.heard_at = now
+        attendee.heard(now)
         self._session_of[connection] = session
         self._lacks(session)  # it has to accept the topology again: what it knew of it may be gone
         return replaced if replaced != connection else None
@@ -175,7 +183,11 @@ class Attendance:
         self.next_check = Instant(now + self.lease_ns // LEASE_CHECKS)
         if slept_ns > self.lease_ns // 2:
             for attendee in self._by_session.values():
-                attendee.heard_at = now
+                attendee.heard_at, attendee.grace_ns = now, RECONNECT_NS
             self.topology_since = now  # whoever has just joined may have accepted it meanwhile, unread
             return []
-        return [attendee for _, attendee in sorted(self._by_session.items()) if now - attendee.heard_at > self.lease_ns]
+        return [
+            attendee
+            for _, attendee in sorted(self._by_session.items())
+            if now - attendee.heard_at > self.lease_ns + attendee.grace_ns
+        ]

@@ -169,7 +169,7 @@ class Leader:
         attendee = self._desk.attendance.attendee_of(event.connection)
         if attendee is None or attendee.session != message.session:
             return False
-        attendee.heard_at = now
+        attendee.heard(now)
         if isinstance(message, Heartbeat):
             self._keeper.heartbeat(attendee.session, message.open_epochs)
         else:
@@ -310,7 +310,7 @@ class Leader:
         if attendee is None or attendee.session != message.session:
             self._stranger(connection, message.session)
             return
-        attendee.heard_at = now
+        attendee.heard(now)
         match message:
             case Heartbeat():
                 self._keeper.heartbeat(attendee.session, message.open_epochs)

@@ -116,6 +116,9 @@ RAFT_JOURNAL_REWRITE_BYTES_MIN: Final = 16 * MIB
 SECRET_BYTES_MIN: Final = 32
 LEASE_NS: Final = 3_000_000_000
 """A participant whose control connection is silent this long is lost."""
+RECONNECT_NS: Final = 5_000_000_000
+"""What a new leader adds to the first lease of each participant: 1.5 s until it notices that the old one is gone, and 3 s
+that it may hang at a coordinator that is stopped."""
 HEARTBEAT_NS: Final = 500_000_000
 EPOCH_DEADLINE_NS: Final = 60_000_000_000
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from protocol.limits import HEARTBEAT_NS
+from protocol.limits import HEARTBEAT_NS, RECONNECT_NS
 from protocol.messages import Fenced, Registered, RegisterRefused, decode_to_participant, encode_control
 from simulations.world import MS, SECOND
 
@@ -21,7 +21,7 @@ REGISTER_NS: Final = 3 * SECOND
 PATIENCE_NS: Final = 2 * SECOND
 """A line on which nothing can move is given up after this long (the real one pings)."""
 ID_TAKEN_LEASES: Final = 3
-"""Half leases for which a taken id is tried again."""
+"""Half leases for which a taken id is tried again, after what a new leader adds."""
 
 
 class ControlLine:
@@ -200,7 +200,8 @@ class ControlClient:
             now = self.life.now
             if self._id_taken_since is None:
                 self._id_taken_since = now
-            if now - self._id_taken_since < ID_TAKEN_LEASES * self.life.cluster.options.lease_ns // 2:
+            patience = ID_TAKEN_LEASES * self.life.cluster.options.lease_ns // 2 + RECONNECT_NS
+            if now - self._id_taken_since < patience:
                 self._again("")
                 return
         if answer.code == "full":

@@ -23,7 +23,7 @@ from participant.runtime.backoff import Backoff
 from participant.runtime.tasks import TaskSet
 from protocol.errors import ConfigError, FencedError, MalformedFrame, Refused, SnapshotError
 from protocol.failpoints import armed, fp
-from protocol.limits import CONTROL_BYTES_MAX, CONTROL_WAITING_MAX, HEARTBEAT_NS, LEASE_NS
+from protocol.limits import CONTROL_BYTES_MAX, CONTROL_WAITING_MAX, HEARTBEAT_NS, LEASE_NS, RECONNECT_NS
 from protocol.messages import Fenced, Registered, RegisterRefused, decode_to_participant, encode_control
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ REGISTER_SECONDS: Final = 10.0
 """From `Register` to its answer: an election may lie between."""
 PING_SECONDS: Final = 1.0
 """A frozen coordinator is noticed after about 1.5 times this."""
-ID_TAKEN_SECONDS: Final = 1.5 * LEASE_NS / 1e9
+ID_TAKEN_SECONDS: Final = (1.5 * LEASE_NS + RECONNECT_NS) / 1e9
 """How long ``id-taken`` may be a predecessor that was killed and whose lease still runs; after that it is a twin."""
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -173,7 +173,8 @@ class ControlClient:
                     # No wait: where it points is usually right, and an election is when it matters.
                     await asyncio.sleep(0.01)
                     continue
-                turn += 1
+                # Not the same one again: a stopped process takes connections and never answers.
+                turn = self._coordinators.index(url) + 1 if url in self._coordinators else turn + 1
                 if problem != said:
                     log.warning("coordinator %s: %s; trying on", url, problem)
                     said = problem

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.limits import RECONNECT_NS
 from tests.coordinator_world import EVERY_SECOND, LEASE_S, MS, SECOND, World, cluster, replace_struct
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,7 +67,7 @@ def heal(world: World) -> None:
     for participant in world.participants.values():
         participant.silent = False
         participant.fails = ""
-    world.run(LEASE_S + 1)
+    world.run(LEASE_S + RECONNECT_NS / SECOND + 1)
     for name, participant in sorted(world.participants.items()):
         if participant.dead or participant.left or participant.fenced:
             world.add(name, boot=f"healed-{world.now}")

@@ -312,6 +312,22 @@ def test_sleep_of_the_leader_itself_costs_no_participant_its_lease():
     assert {p.state for p in world.ledger.participants()} == {"member"}
 
 
+def test_new_leader_gives_participants_time_to_find_it_before_it_fences_them():
+    """1.5 s until they notice that the old one hangs, 3 s at a coordinator that hangs as well; its own lease is over then."""
+    world = cluster("a", "b")
+    world.sleep(world.leader)
+    for participant in world.participants.values():
+        world.later(int(LEASE_NS + 1.5 * SECOND), participant.connect)
+        participant.connection = participant.at = None
+    world.elect(world.coordinators[1])
+    world.kill_participant("b")
+    world.run(LEASE_NS / SECOND + 2.5)
+    assert {p.id: p.state for p in world.ledger.participants()} == {"a": "member", "b": "member"}
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "lost", limit=4)
+    world.run(LEASE_NS / SECOND + 10)
+    assert {p.id: p.state for p in world.ledger.participants()} == {"a": "member", "b": "lost"}
+
+
 def test_sleep_of_the_leader_itself_costs_no_newcomer_its_membership():
     """Its acceptance waits unread behind the timer that fires first when the process goes on."""
     world = cluster("a", "b")
