@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import resource
 import socket
 import stat
 from typing import TYPE_CHECKING, Final
@@ -27,6 +28,9 @@ HANDSHAKE_SECONDS_MAX: Final = 5.0
 """From the connection to the end of its TLS handshake."""
 HEADER_BYTES_MAX: Final = 16 << 10
 _ACCEPT_QUEUE: Final = 512
+FILES_KEPT: Final = 256 + _ACCEPT_QUEUE
+"""Open files that connections never take: the journal, a snapshot, the store and the other coordinators need theirs, and a
+journal that cannot be opened ends the process. asyncio accepts a whole queue before the first one is turned away."""
 
 
 def https_context(files: HttpTlsConfig) -> ssl.SSLContext:
@@ -51,6 +55,24 @@ def https_context(files: HttpTlsConfig) -> ssl.SSLContext:
     return context
 
 
+def raise_open_files() -> None:
+    """Take as many open files as the system lets us, up to what is ever used; a soft limit of 1,024 is common."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_MAX + FILES_KEPT
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connections_max() -> int:
+    """Open TCP connections that this process can afford."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS_MAX
+    return max(1, min(CONNECTIONS_MAX, soft - FILES_KEPT))
+
+
 class _TurnedAway(asyncio.Protocol):
     """One connection too many."""
 
@@ -66,6 +88,7 @@ class Listener:
         self._runner = runner
         self._tls = tls
         self._wanted = address
+        self._connections_max = connections_max()
         self._server: asyncio.Server | None = None
         self.turned_away = 0
         """Connections refused because there were too many."""
@@ -99,7 +122,7 @@ class Listener:
     def _protocol(self) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None
-        if len(server.connections) >= CONNECTIONS_MAX:
+        if len(server.connections) >= self._connections_max:
             self.turned_away += 1
             return _TurnedAway()
         return server()

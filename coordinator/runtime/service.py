@@ -26,6 +26,7 @@ from coordinator.runtime.changes import Changes
 from coordinator.runtime.events import EventLog
 from coordinator.runtime.history import Historian
 from coordinator.runtime.home import DataDir
+from coordinator.runtime.listener import raise_open_files
 from coordinator.runtime.logs import set_up_logs
 from protocol.errors import ConfigError, Refused, SnapshotError, StoreError, Unreachable
 from protocol.failpoints import arm_failpoints, armed
@@ -370,6 +371,7 @@ def run(config: CoordinatorConfig) -> int:
         print("coordinator: python -O removes the checks that keep data safe; run without it", file=sys.stderr)  # noqa: T201
         return EXIT_USAGE
     set_up_logs(as_json=config.log_json, coordinator=config.id)
+    raise_open_files()
     code = _run(config)
     if any(thread.name.startswith("store") for thread in threading.enumerate()):
         # A thread that hangs in a dead store must not keep the process: what is durable is durable already.
