@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
+from blake3 import blake3
 
 from participant.schema import Schema, is_pydantic, type_name
 from protocol.errors import ConfigError, LimitExceeded, UndecodableMessage, Unsavable
@@ -87,6 +88,8 @@ class MessageRegistry:
     def __init__(self, types: Iterable[type] = ()) -> None:
         self._by_type: dict[type, MessageType] = {}
         self._by_name: dict[tuple[str, int], MessageType] = {}
+        self.hasher: Final = blake3()
+        """Scratch for the ids of the participant's messages; it belongs to the participant's loop, as the registry does."""
         for cls in types:
             self.add(cls)
 

@@ -91,7 +91,9 @@ class Processes:
 
     async def set_policy(self, interval_ms: int) -> None:
         """An epoch each interval; 0: none."""
-        policy = {"kind": "periodic", "interval_ms": interval_ms, "pause_ms": 0} if interval_ms else {"kind": "manual"}
+        policy: dict[str, Any] = {"kind": "manual", "pause_ms": 0}
+        if interval_ms:
+            policy = {"kind": "periodic", "interval_ms": interval_ms, "pause_ms": 0}
         await self.cluster.call("PUT", "/v1/policy", policy)
 
     async def epoch(self) -> dict[str, Any]:
