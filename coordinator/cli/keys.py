@@ -23,7 +23,7 @@ from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
     from coordinator.cli.settings import Session
-    from coordinator.config import PeerConfig
+    from coordinator.config import Address, PeerConfig
 
 SECRET_NAME: Final = "cluster.secret"  # noqa: S105 - names a file
 TLS_NAME: Final = "tls"
@@ -76,6 +76,7 @@ def init(folder: Path, *, listed: str, name: str, store: str, https: bool | None
 
     cluster = cluster_name(name)
     peers = parse_coordinators(listed)
+    _check_store(store)
     if len(peers) % 2 == 0:
         raise click.UsageError(
             f"{len(peers)} coordinators survive no more failures than {len(peers) - 1}: take 1, 3 or 5"
@@ -157,7 +158,21 @@ def parse_coordinators(listed: str) -> dict[str, PeerConfig]:
         )
         if 0 in {peers[name].raft.port, peers[name].http.port}:
             raise ConfigError("--coordinators", f"{name} has port 0; others must know the port")
+    seen: dict[Address, str] = {}
+    for name, peer in peers.items():
+        for what, address in (("raft", peer.raft), ("http", peer.http)):
+            if address in seen:
+                raise ConfigError("--coordinators", f"{address} is both {seen[address]} and {name}'s {what} address")
+            seen[address] = f"{name}'s {what} address"
     return peers
+
+
+def _check_store(store: str) -> None:
+    """Refuse what several processes cannot share, before anything is made."""
+    if not store or (":" in store and not store.startswith("file:/")):
+        raise ConfigError(
+            "--store", f"{store[:200]!a} is not a folder; name one that all processes reach, or file:/path"
+        )
 
 
 def _refuse_taken(folder: Path) -> None:

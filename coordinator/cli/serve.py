@@ -52,6 +52,10 @@ def coordinator(
     """
     from coordinator.config import load_config
 
+    if path is None and name is None and not os.environ.get("CLEANCUT_ID"):
+        raise click.UsageError(
+            "no settings: name the file with --config (`cleancut keys init` makes one per coordinator)"
+        )
     config = load_config(
         path,
         env=os.environ,

@@ -166,3 +166,31 @@ def test_coordinators_beyond_loopback_get_https_unless_it_is_refused(cli: Cli, t
     assert load_config(tmp_path / "b" / "c1.toml").allow_plain_http
     assert cli("keys", "init", tmp_path / "c", "--coordinators", "c1=127.0.0.1:1:2", "--https").code == 0
     assert load_config(tmp_path / "c" / "c1.toml").http_tls is not None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--coordinators", "c1=h:7:8,c2=h:7:9,c3=h:10:11"), "h:7 is both c1's raft address and c2's raft address"),
+        (("--coordinators", "c1=h:7:7"), "h:7 is both c1's raft address and c1's http address"),
+        (("--coordinators", "c1=h:7:8", "--store", "s3://bucket"), "'s3://bucket' is not a folder"),
+        (("--coordinators", "c1=h:7:8", "--store", "memory:x"), "'memory:x' is not a folder"),
+    ],
+)
+def test_what_could_not_start_is_refused_before_anything_is_made(
+    cli: Cli, tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    ended = cli("keys", "init", tmp_path / "k", *arguments)
+    assert ended.code == 2
+    assert words in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_coordinator_without_any_settings_is_told_where_they_come_from(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CLEANCUT_ID", raising=False)
+    ended = cli("coordinator")
+    assert ended.code == 2
+    assert "--config" in ended.err
+    assert "keys init" in ended.err
