@@ -76,6 +76,8 @@ async def main(folder: Path, name: str, other: str) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit("usage: python examples/ping_pong.py FOLDER NAME OTHER; FOLDER is that of `cleancut keys init`")
     try:
         asyncio.run(main(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))
     except KeyboardInterrupt:

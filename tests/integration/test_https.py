@@ -45,6 +45,13 @@ async def test_a_cluster_that_speaks_https_only(tmp_path, caplog):
                     running.cleancut, "epoch", "trigger", "--coordinators", each, "--dir", str(running.folder)
                 )
                 assert made.returncode == 0, made.stderr
+                number = int(made.stdout.split()[1])
+                # What was done through one is seen through every other, at once.
+                for other in description["coordinators"]:
+                    seen = await asyncio.to_thread(
+                        running.document, "epoch", "list", "--coordinators", other, "--dir", str(running.folder)
+                    )
+                    assert [row["state"] for row in seen["epochs"] if row["epoch"] == number] == ["committed"]
         plain = description["coordinators"][0].replace("https://", "http://")
         ended = await asyncio.to_thread(running.cleancut, "status", "--coordinators", plain)
         assert ended.returncode == 5
