@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 PARTS_PER_STEP: Final = 512
 """Messages of a mailbox, or timers, between two yields: some 0.3 ms."""
+REFS_PER_STEP: Final = 1_024
+SEGMENTS_PER_STEP: Final = 128
 AGENTS_PER_STEP: Final = 16
 """Unchanged agents passed over between two yields."""
 
@@ -209,7 +211,7 @@ class Frozen:
         yield from self._packs()
         self._writer.forget()
         for index, host in enumerate(sorted(self._hosts, key=lambda host: host.id)):
-            self._snapshots.append(self._agent_snapshot(host))
+            self._snapshots.append((yield from self._steps(self._agent_snapshot(host))))
             if index % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
                 yield None
         self.finished = True
@@ -314,21 +316,26 @@ class Frozen:
             self.new_bytes += len(pack.data)
             yield pack
 
-    def _agent_snapshot(self, host: AgentHost) -> AgentSnapshot:
+    def _agent_snapshot(self, host: AgentHost) -> Generator[None, None, AgentSnapshot]:
         agent = self._busy.get(host.id, _IDLE)
         mailbox, timers = self._mailboxes.get(host.id, ((), ()))
         fields = []
         for name, saved in self.saved[host.id].cells.items():
             cell = host.state.cells[name]
-            segments = saved.segments
+            segments: Sequence[Sequence[Chunk]] = saved.segments
             if cell.shape != "keyed" and len(segments) > 1:
-                segments = (tuple(chunk for segment in segments for chunk in segment),)
+                segments = ([chunk for segment in segments for chunk in segment],)
+            refs: list[tuple[ChunkRef, ...]] = []
+            for segment in segments:
+                refs.append((yield from self._many_refs(segment)))
+                if len(refs) % SEGMENTS_PER_STEP == 0:
+                    yield
             fields.append(
                 FieldRef(
                     name=name,
                     shape=cell.shape,
                     serializer=cell.serializer,
-                    segments=tuple(self._refs(segment) for segment in segments),
+                    segments=tuple(refs),
                     removed=self._refs(saved.removed),
                 )
             )
@@ -343,6 +350,15 @@ class Frozen:
             timers_count=len(agent.timers),
             dead=agent.dead,
         )
+
+    def _many_refs(self, chunks: Sequence[Chunk]) -> Generator[None, None, tuple[ChunkRef, ...]]:
+        if len(chunks) <= REFS_PER_STEP:
+            return self._refs(chunks)
+        refs: list[ChunkRef] = []
+        for start in range(0, len(chunks), REFS_PER_STEP):
+            refs += self._refs(chunks[start : start + REFS_PER_STEP])
+            yield
+        return tuple(refs)
 
     def _refs(self, chunks: Iterable[Chunk]) -> tuple[ChunkRef, ...]:
         refs = tuple(chunk.ref() for chunk in chunks)

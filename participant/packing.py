@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 PACK_BYTES_MIN: Final = 2 * MIB
 """A pack below this is finished only at the end."""
+PACK_CHUNKS_MAX: Final = 8_192
+"""Chunks of one pack: to tell each of them its pack is one step."""
 PACK_SHARE: Final = 64
 """A pack is finished at this part of the uncompressed bytes so far: memory for packs stays below 2 % of the state."""
 
@@ -76,7 +78,9 @@ class ChunkWriter:
         self._waiting.append(chunk)
         self.written_bytes += len(data)
         size = self._builder.size_bytes
-        if size >= PACK_BYTES_MIN and (size >= PACK_TARGET_BYTES or size * PACK_SHARE >= self.written_bytes):
+        if len(self._waiting) >= PACK_CHUNKS_MAX or (
+            size >= PACK_BYTES_MIN and (size >= PACK_TARGET_BYTES or size * PACK_SHARE >= self.written_bytes)
+        ):
             self.finish_pack()
         return chunk
 

@@ -33,12 +33,19 @@ from protocol.manifest import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
     from protocol.ids import Digest
     from protocol.keys import ClusterKeys
 
 _T = TypeVar("_T")
+
+_REFS_PER_STEP: Final = 512
+"""Chunk references that are encoded at once: 0.3 ms."""
+_SEGMENTS_PER_STEP: Final = 64
+_AGENTS_PER_STEP: Final = 16
+_PLACE: Final = b"\x00"
+"""Stands for what is put in its place afterwards: no JSON has this byte."""
 
 
 class _Versioned(msgspec.Struct):
@@ -80,6 +87,58 @@ def encode_local_snapshot(snapshot: LocalSnapshot) -> bytes:
     problem = _snapshot_problem(snapshot)
     assert problem is None, problem
     return _encoder.encode(snapshot)
+
+
+def local_snapshot_steps(snapshot: LocalSnapshot) -> Generator[None, None, bytes]:
+    """`encode_local_snapshot` in steps of a fraction of a millisecond: the same bytes, while a loop is served in between.
+
+    Yields:
+        After each step.
+    """
+    problem = _snapshot_problem(snapshot)
+    assert problem is None, problem
+    agents: list[bytes] = []
+    for number, agent in enumerate(snapshot.agents):
+        fields: list[msgspec.Raw] = []
+        for field in agent.fields:
+            if sum(map(len, field.segments)) <= _REFS_PER_STEP:
+                fields.append(msgspec.Raw(_encoder.encode(field)))
+                continue
+            segments: list[bytes] = []
+            for segment in field.segments:
+                segments.append((yield from _joined_steps(segment)))
+                if len(segments) % _SEGMENTS_PER_STEP == 0:
+                    yield
+            stand_in = msgspec.structs.replace(field, segments=(msgspec.Raw(_PLACE),))
+            fields.append(msgspec.Raw(_put_in_place(_encoder.encode(stand_in), segments)))
+            yield
+        whole = _encoder.encode(msgspec.structs.replace(agent, fields=tuple(fields)) if fields else agent)
+        agents.append(whole)
+        if number % _AGENTS_PER_STEP == _AGENTS_PER_STEP - 1:
+            yield
+    if not agents:
+        return _encoder.encode(snapshot)
+    document = msgspec.structs.replace(snapshot, agents=(msgspec.Raw(_PLACE),))
+    return _put_in_place(_encoder.encode(document), agents)
+
+
+def _put_in_place(stand_in: bytes, items: list[bytes]) -> bytes:
+    """One copy of everything: megabytes that are copied twice are a millisecond more."""
+    head, tail = stand_in.split(_PLACE)
+    items[0] = head + items[0]
+    items[-1] += tail
+    return b",".join(items)
+
+
+def _joined_steps(refs: tuple[ChunkRef, ...]) -> Generator[None, None, bytes]:
+    """One array of references."""
+    if len(refs) <= _REFS_PER_STEP:
+        return _encoder.encode(refs)
+    pieces: list[bytes] = []
+    for start in range(0, len(refs), _REFS_PER_STEP):
+        pieces.append(_encoder.encode(refs[start : start + _REFS_PER_STEP])[1:-1])
+        yield
+    return b"[" + b",".join(pieces) + b"]"
 
 
 def decode_local_snapshot(data: bytes, *, expected: str | None = None, name: str = "local snapshot") -> LocalSnapshot:

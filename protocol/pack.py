@@ -100,13 +100,15 @@ class PackBuilder:
     Invariant: a chunk is in the pack once, however often it is added.
     """
 
-    __slots__ = ("_buffer", "_compressor", "_entries", "_finished", "_hasher", "_offset")
+    __slots__ = ("_buffer", "_compressor", "_entries", "_finished", "_hasher", "_index", "_offset")
 
     def __init__(self) -> None:
         # BytesIO gives its buffer away without a copy at the end; joining 64 MiB would hold the event loop.
         self._buffer = io.BytesIO()
         self._hasher = blake3()
         self._entries: dict[Digest, PackEntry] = {}
+        self._index = bytearray()
+        """Grows with each chunk: to make it at the end would hold the event loop."""
         self._compressor = zstd.ZstdCompressor(level=COMPRESSION_LEVEL)
         self._offset = 0
         self._finished = False
@@ -137,6 +139,7 @@ class PackBuilder:
             if len(compressed) < len(chunk) - len(chunk) // 16:
                 payload, method = compressed, ZSTD
         self._entries[name] = PackEntry(name, self._offset, len(payload), len(chunk), method)
+        self._index += _ENTRY.pack(bytes.fromhex(name[3:]), self._offset, len(payload), len(chunk), method)
         self._write(payload)
         return name
 
@@ -164,10 +167,7 @@ class PackBuilder:
         """
         assert not self._finished, "the pack was finished"
         entries = tuple(self._entries.values())
-        index = b"".join(
-            _ENTRY.pack(bytes.fromhex(entry.digest[3:]), entry.offset, entry.stored, entry.bytes, entry.method)
-            for entry in entries
-        )
+        index = bytes(self._index)
         start = self._offset
         self._write(index)
         check = blake3(_HEADER.pack(_MAGIC, PACK_VERSION) + index).digest()

@@ -13,16 +13,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import monotonic_ns
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from participant.capture import Capturer
 from participant.machine_events import LocalFailed, LocalPersisted, LocalProgressed
 from participant.runtime.backoff import Backoff
 from protocol.digests import digest, snapshot_key
-from protocol.documents import encode_local_snapshot
+from protocol.documents import local_snapshot_steps
 from protocol.errors import ObjectConflict, SnapshotError, StoreError
 from protocol.failpoints import fp, fp_store
-from protocol.limits import CAPTURE_SLICE_NS, UPLOAD_RETRY_NS, UPLOADS_MAX
+from protocol.limits import CAPTURE_SLICE_NS, KIB, UPLOAD_RETRY_NS, UPLOADS_MAX
 from protocol.version import __version__
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cleancut.participant.capture")
 
+_HASHED_AT_ONCE_BYTES: Final = 256 * KIB
 _COUNTERS: Final = ("parts_begun", "parts_durable", "parts_dropped", "store_retries", "state_bytes", "new_bytes")
 
 
@@ -210,6 +211,20 @@ class Uploader:
                     await asyncio.sleep(0)
                     began = monotonic_ns()
 
+    async def _encode_object(self, steps: Generator[None, None, bytes]) -> bytes:
+        """Run small steps, each for `CAPTURE_SLICE_NS` of real time, to what they return."""
+        began = monotonic_ns()
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return cast("bytes", end.value)
+            took = monotonic_ns() - began
+            if took >= CAPTURE_SLICE_NS:
+                self._slice_ns_max = max(self._slice_ns_max, took)
+                await asyncio.sleep(0)
+                began = monotonic_ns()
+
     def _upload(self, part: _Part, key: str, data: bytes) -> asyncio.Task[None]:
         # Not one of the driver's tasks: that it fails is this epoch's matter, which awaits it.
         upload = asyncio.get_running_loop().create_task(self._put(part, key, data), name=f"upload {key}")
@@ -238,8 +253,9 @@ class Uploader:
             channels=part.channels,
             build=__version__,
         )
-        data = encode_local_snapshot(snapshot)
-        name = digest(data)
+        data = await self._encode_object(local_snapshot_steps(snapshot))
+        # A thread where it takes long: hashing holds no GIL.
+        name = digest(data) if len(data) < _HASHED_AT_ONCE_BYTES else await asyncio.to_thread(digest, data)
         part.uploads.append(self._upload(part, snapshot_key(name), data))
         for upload in part.uploads:
             await upload

@@ -16,6 +16,7 @@ from protocol.documents import (
     encode_local_snapshot,
     encode_manifest,
     is_canonical,
+    local_snapshot_steps,
     merkle_root,
     packs_of,
     sign_manifest,
@@ -166,6 +167,42 @@ def test_documents_come_back_as_they_were():
     manifest = a_manifest()
     data = encode_manifest(manifest)
     assert decode_manifest(data, expected=digest(data)) == manifest
+
+
+def in_steps(steps):
+    count = 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return count, end.value
+        count += 1
+
+
+@pytest.mark.parametrize(
+    ("agents", "fields", "segments", "refs"),
+    [(0, 0, 0, 0), (1, 0, 0, 0), (1, 1, 1, 1), (40, 2, 3, 1), (2, 2, 2, 1300), (1, 3, 700, 1), (1, 1, 1, 512)],
+)
+def test_a_local_snapshot_made_in_steps_is_the_same_bytes(agents, fields, segments, refs):
+    """And the steps are small, however many references there are in which places."""
+    row = tuple(ChunkRef(D1, P1, number) for number in range(refs))
+    snapshot = a_snapshot(
+        agents=tuple(
+            AgentSnapshot(
+                id=f"bank/{agent:03}",
+                dead=agent % 2 == 0,
+                mailbox=row[:3],
+                fields=tuple(
+                    FieldRef(name=f'f{field}"\0é', shape="keyed", segments=(row,) * segments, removed=row[:2])
+                    for field in range(fields)
+                ),
+            )
+            for agent in range(agents)
+        )
+    )
+    steps, data = in_steps(local_snapshot_steps(snapshot))
+    assert data == encode_local_snapshot(snapshot)
+    assert 1100 * (steps + 1) >= agents * fields * segments * refs
 
 
 @pytest.mark.parametrize(
