@@ -115,6 +115,10 @@ class CoordinatorConfig:
     """What a new cluster begins with. Later changes (`PUT /v1/policy`) live in the ledger and win."""
     timing: str = "normal"
     """``normal`` or ``slow``: raft's timeouts."""
+    rejoin: bool = False
+    """The data folder of this coordinator was lost and the others still run: start empty, take everything from them, and
+    vote only once that is done. Without it, an empty folder means a new group. No effect on a folder that holds anything,
+    but not for the first start of a group: if all wait for the others, none ever leads."""
     lease_ms: int = 3_000
     """A participant that was silent this long is lost. Invariant: >= 1000, twice a heartbeat."""
     hosts: tuple[str, ...] = ()
@@ -130,7 +134,7 @@ class CoordinatorConfig:
         if self.timing not in TIMINGS:
             raise ConfigError("timing", f"{self.timing!a} is not one of {', '.join(TIMINGS)}")
         _whole_number("lease_ms", self.lease_ms, 1_000)
-        for name in ("log_json", "allow_plain_http"):
+        for name in ("log_json", "allow_plain_http", "rejoin"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(name, "must be true or false")
         if self.http_tls is None and not self.allow_plain_http and not is_loopback(self.http.host):
@@ -148,6 +152,8 @@ class CoordinatorConfig:
         if len(members) > COORDINATORS_MAX:
             raise ConfigError("peers", f"{len(members)} coordinators; at most {COORDINATORS_MAX} form a group")
         if len(members) == 1:
+            if self.rejoin:
+                raise ConfigError("rejoin", "needs peers: a coordinator alone has nobody to take its data from")
             return
         if self.tls is None:
             raise ConfigError(
@@ -184,7 +190,7 @@ class CoordinatorConfig:
 
 _SIMPLE: Final = (
     "id", "cluster", "data_dir", "store", "http", "raft", "secret_file", "timing", "lease_ms", "hosts", "log_json",
-    "allow_plain_http",
+    "allow_plain_http", "rejoin",
 )  # fmt: skip
 _TABLES: Final[dict[str, tuple[str, ...]]] = {
     "tls": tuple(each.name for each in fields(TlsConfig)),
@@ -338,7 +344,7 @@ def _build(merged: Mapping[str, Any]) -> CoordinatorConfig:
             given[key] = tuple(value.split(",")) if isinstance(value, str) else tuple(value)
         elif key == "lease_ms":
             given[key] = _number_or_text(key, key, value)
-        elif key in {"log_json", "allow_plain_http"}:
+        elif key in {"log_json", "allow_plain_http", "rejoin"}:
             given[key] = value if isinstance(value, bool) else _text(key, value).lower() in {"1", "true", "yes"}
         else:
             given[key] = _text(key, value)

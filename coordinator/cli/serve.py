@@ -25,6 +25,12 @@ import click
 @click.option(
     "--allow-plain-http", is_flag=True, default=None, help="Let the API speak HTTP beyond loopback: tokens can be read."
 )
+@click.option(
+    "--rejoin",
+    is_flag=True,
+    default=None,
+    help="The data folder was lost, the others run: start empty and take everything from them. Never for a new group.",
+)
 @click.option("--timing", type=click.Choice(["normal", "slow"]), help="Raft's timeouts; slow for loaded machines.")
 @click.option("--log-json", is_flag=True, default=None, help="One JSON document per log line.")
 @click.option("--check", is_flag=True, help="Only check the settings.")
@@ -40,6 +46,7 @@ def coordinator(
     peers: str | None,
     secret_file: Path | None,
     allow_plain_http: bool | None,
+    rejoin: bool | None,
     timing: str | None,
     log_json: bool | None,
     check: bool,
@@ -69,6 +76,7 @@ def coordinator(
             "peers": peers,
             "secret_file": secret_file,
             "allow_plain_http": allow_plain_http,
+            "rejoin": rejoin,
             "timing": timing,
             "log_json": log_json,
         },

@@ -322,6 +322,7 @@ def raft_config(config: CoordinatorConfig) -> Any:  # noqa: ANN401 (imported lat
         listen=str(config.raft),
         tls=None if tls is None else TlsFiles(ca=tls.ca, certificate=tls.cert, key=tls.key),
         timing=timing_preset(config.timing),
+        rejoin=config.rejoin,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 
 import aiohttp
@@ -255,3 +256,35 @@ async def test_without_a_quorum_nothing_is_claimed_and_nothing_hangs(tmp_path):
         again = await running.leader()
         status, document, _ = await running.call("GET", "/healthz", at=again, role=None)
         assert (status, document) == (200, {"ready": True, "reasons": []})
+
+
+async def test_a_coordinator_whose_folder_is_lost_rejoins_and_then_counts_for_the_quorum(tmp_path):
+    """It has all epochs again, and with it and one other the group goes on when the third one dies."""
+    async with cluster(tmp_path, 3) as running:
+        leader = await running.leader()
+        async with Scripted(running, "p1"), Scripted(running, "p2"):
+            first = await trigger(running, at=leader)
+            lost = next(each for each in running.coordinators if each is not leader)
+            await lost.end(signal.SIGKILL)
+            shutil.rmtree(tmp_path / lost.name)
+            second = await trigger(running, at=leader)
+            lost.variables["CLEANCUT_REJOIN"] = "1"
+            await lost.start()
+            for record in (first, second):
+                again = await running.epoch(record["epoch"], "committed", at=lost)
+                assert again["manifest"] == record["manifest"]
+            await until(lambda: "votes again" in lost.text(), "it votes again")
+            await leader.end(signal.SIGKILL)
+            new = await running.leader(other_than=leader.name)
+
+            async def triggered():  # as soon as the participants have come over
+                status, document, _ = await running.call("POST", "/v1/epochs", {"wait": True}, at=new)
+                return document if status == 201 else None
+
+            third = await until(triggered, "an epoch starts under the next leader")
+            assert third["state"] == "committed"
+            # It may stay set: the folder holds something now.
+            await lost.end()
+            await lost.start()
+            again = await running.epoch(third["epoch"], "committed", at=lost)
+            assert again["manifest"] == third["manifest"]

@@ -197,3 +197,17 @@ def test_an_api_beyond_loopback_speaks_https_or_is_told_not_to(tmp_path):
 def test_only_this_machine_reaches_loopback():
     assert all(map(is_loopback, ("localhost", "127.0.0.9", "::1")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "example.org", "localhost.example.org")))
+
+
+def test_a_lost_folder_is_said_in_the_file_the_environment_or_a_flag_and_needs_others(tmp_path):
+    path = written(tmp_path, "rejoin = true\n" + GROUP)
+    assert load_config(path).rejoin
+    path.write_text(GROUP)
+    assert not load_config(path).rejoin
+    assert load_config(path, env={"CLEANCUT_REJOIN": "1"}).rejoin
+    assert load_config(path, flags={"rejoin": True}).rejoin
+    assert not load_config(path, flags={"rejoin": None}).rejoin
+    with pytest.raises(ConfigError, match="needs peers"):
+        load_config(flags={**MINIMAL, "rejoin": True})
+    with pytest.raises(ConfigError, match="rejoin: must be a text"):
+        load_config(flags={**MINIMAL, "rejoin": 1})

@@ -69,7 +69,7 @@ class CorruptJournal(StoreError):
             where,
             f"damaged at byte {offset}: {reason}. This coordinator may have acknowledged what it can no longer read, so "
             "it does not start. Check the disk; put the whole folder back as it was (never an older copy: that forgets "
-            "votes and acknowledged entries), or empty it and start with rejoin while the others are up. The other coordinators go on without this one as long as they are a quorum",
+            "votes and acknowledged entries), or empty it and start with --rejoin while the others are up. The other coordinators go on without this one as long as they are a quorum",
         )
 
 

@@ -52,7 +52,7 @@ class CorruptSnapshot(StoreError):
             where,
             f"{reason}. The journal before it is gone, so this coordinator does not start: it would run on with an empty "
             "state. Check the disk; put the whole folder back as it was (never an older copy: that forgets votes and "
-            "acknowledged entries), or empty it and start with rejoin while the others are up. The other coordinators go on without this one as long as they are a quorum",
+            "acknowledged entries), or empty it and start with --rejoin while the others are up. The other coordinators go on without this one as long as they are a quorum",
         )
 
 
