@@ -391,7 +391,8 @@ class Leader:
         self._registry.keep_topology(now)
         due = self._due_at()
         asked = self._requested is not None
-        if (asked or (due is not None and now >= due)) and not self._obstacle(now)[0]:
+        wanted = asked or (due is not None and now >= due)
+        if wanted and self._registry.ready and not self._obstacle(now)[0]:
             self._start(self._requested or "periodic")
 
     def _due_at(self) -> Instant | None:

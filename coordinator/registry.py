@@ -398,6 +398,11 @@ class Registry:
             ),
         )
 
+    @property
+    def ready(self) -> bool:
+        """The topology allows an epoch; asked after every event, so it names nobody."""
+        return not self._desk.ledger.topology_is_stale and self._desk.attendance.all_ready
+
     def not_ready(self) -> str:
         """Why no epoch can start now; "" if one can."""
         ledger = self._desk.ledger

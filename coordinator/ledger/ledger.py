@@ -269,7 +269,9 @@ class Ledger:
     def topology_is_stale(self) -> bool:
         """Joins, leaves or losses wait for the next topology."""
         if self._stale is None:
-            self._stale = self.wanted_members() != self.state.topology.members
+            # Ten thousand that join, or are lost, one by one must not each cost a comparison of all.
+            surely = self._joining_count > 0 or self._gone_count > 0
+            self._stale = surely or self.wanted_members() != self.state.topology.members
         return self._stale
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -283,6 +285,9 @@ class Ledger:
             agent: name for name, record in sorted(state.participants.items()) if record.live for agent in record.agents
         }
         self._live_count = sum(record.live for record in state.participants.values())
+        self._joining_count = sum(record.state == JOINING for record in state.participants.values())
+        members = {record.session for record in state.participants.values() if record.state == MEMBER}
+        self._gone_count = sum(member.session not in members for member in state.topology.members)
         self._membership_changed()
 
     def _membership_changed(self) -> None:
@@ -432,6 +437,7 @@ class Ledger:
             state.participants[record.id] = record
             self._by_session[record.session] = record.id
             self._live_count += 1
+            self._joining_count += 1
         record.address = command.address
         record.agents = tuple(sorted(set(command.agents)))
         record.agent_versions = dict(sorted(command.agent_versions.items()))
@@ -486,12 +492,15 @@ class Ledger:
         if record.state == JOINING:  # member of nothing yet: nothing to wait for
             self._end_session(record, LEFT, "", command.at)
         else:
+            self._gone_count += record.state == MEMBER
             record.state = LEAVING
             self._membership_changed()
         return _yes(participant=record.id, state=record.state)
 
     def _end_session(self, record: ParticipantRecord, state: str, cause: str, at: int) -> None:
         assert state in (LOST, LEFT)
+        self._joining_count -= record.state == JOINING
+        self._gone_count += record.state == MEMBER
         record.state = state
         record.cause = cause
         record.ended_at = at
@@ -517,6 +526,7 @@ class Ledger:
         for member in members:
             state.participants[member.id].state = MEMBER
         state.topology = TopologyRecord(version=command.version, members=members)
+        self._joining_count = self._gone_count = 0
         for record in leavers:
             self._end_session(record, LEFT, "", command.at)
         self._membership_changed()

@@ -2,6 +2,7 @@
 
 import json
 import time
+from random import Random
 
 import pytest
 
@@ -774,3 +775,41 @@ def test_dump_of_a_full_history_takes_less_time_than_an_election_timeout():
     copy = Ledger("shop")
     copy.load(dump)
     assert copy.state == log.ledger.state
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_known_of_a_waiting_topology_without_comparing_all_is_what_the_comparison_says(seed):
+    """Joins, losses, leaves, changed agents and returns in any order, over `load` as well."""
+    random = Random(seed)
+    log = Log()
+    for step in range(200):
+        name = random.choice("abcd")
+        known = log.ledger.state.participants.get(name)
+        match random.choice(("register", "register", "again", "lost", "leave", "topology", "load")):
+            case "register":
+                log.register(name, boot=f"boot-{step}")
+            case "again" if known is not None:
+                log.register(name, boot=known.boot_id, agents=(f"w/{name}{random.randrange(2)}",))
+            case "lost" if known is not None:
+                log.do(MarkLostCommand, session=known.session, cause="silent")
+            case "leave" if known is not None:
+                log.do(LeaveCommand, session=known.session)
+            case "topology":
+                log.topology()
+            case "load":
+                log.ledger.load(log.ledger.dump())
+        ledger = log.ledger
+        assert ledger.topology_is_stale == (ledger.wanted_members() != ledger.state.topology.members), step
+
+
+def test_each_of_many_that_join_costs_the_same_however_many_there_are():
+    log = Log()
+    for number in range(2_000):
+        log.register(f"p{number}")
+        assert log.ledger.topology_is_stale
+    assert log.ledger._wanted is None, "no comparison of all was made"
+    log.topology()
+    for number in range(1, 1_000):
+        log.do(MarkLostCommand, session=number, cause="silent")
+        assert log.ledger.topology_is_stale
+    assert log.ledger._wanted is None
