@@ -106,8 +106,11 @@ def topology(session: Session, *, fresh: bool) -> None:
         return
     members = items(document, "members")
     channels = items(document, "channels")
+    count = field(document, "channels_count")
+    all_channels = count if isinstance(count, int) else len(channels)
     say(
-        f"topology {field(document, 'version')}: {plural(len(members), 'member')}, {plural(len(channels), 'channel')}"
+        f"topology {field(document, 'version')}: {plural(len(members), 'member')}, {plural(all_channels, 'channel')}"
+        + (f", of which {len(channels)} are shown" if all_channels > len(channels) else "")
         + (" (participants that have joined or left since enter the next one)" if field(document, "stale") else "")
     )
     if not members:

@@ -6,6 +6,7 @@ coordinators are up) is known to the leader alone; a follower's document has nul
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coordinator.blame import phase_steps
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from coordinator.ledger import EpochRecord, Ledger, MemberRecord, ParticipantRecord
 
 NS_PER_MS = 1_000_000
+CHANNELS_LISTED_MAX = 20_000
+"""Channels that one answer lists: a thousand members have a million, which would stall the coordinator for seconds."""
 
 
 class LiveView(Protocol):
@@ -157,12 +160,14 @@ def participants(ledger: Ledger, live: LiveView | None) -> dict[str, Any]:
 
 
 def topology(ledger: Ledger) -> dict[str, Any]:
-    """The current topology."""
-    from protocol.ids import TopologyVersion
+    """The current topology; of its channels, which grow with the square of its members, the first."""
+    from protocol.ids import ParticipantId, TopologyVersion
     from protocol.topology import Topology
 
     record = ledger.state.topology
     built = Topology(TopologyVersion(record.version), record.members)
+    channels = (channel for member in record.members for channel in built.outgoing(ParticipantId(member.id)))
+    ids = {member.id for member in record.members}
     return {
         "version": record.version,
         "members": [
@@ -175,7 +180,11 @@ def topology(ledger: Ledger) -> dict[str, Any]:
             }
             for member in record.members
         ],
-        "channels": [[channel.source, channel.target] for channel in built.channels()],
+        "channels": [[channel.source, channel.target] for channel in islice(channels, CHANNELS_LISTED_MAX)],
+        "channels_count": sum(
+            len(ids) - 1 if member.targets is None else len(ids.intersection(member.targets))
+            for member in record.members
+        ),
         "stale": ledger.topology_is_stale,
     }
 
