@@ -41,7 +41,6 @@ END_ITEM: Final[bytes] = b"\x03\x00\x00\x00\x00"
 _header: Final = Struct(">BI")
 _pack_header: Final = _header.pack
 _unpack_header: Final = _header.unpack_from
-_length: Final = Struct(">xI")
 _marker: Final = Struct(">BIQ")
 _EPOCH_MAX: Final = (1 << 63) - 1
 _first_byte: Final = itemgetter(0)
@@ -63,20 +62,6 @@ def encode_message_item(envelope_bytes: bytes) -> bytes:
     if not length:
         raise LocalProtocolError("an empty message")
     return _pack_header(KIND_MESSAGE, length) + envelope_bytes
-
-
-def encode_message_items(envelopes: Sequence[bytes]) -> list[bytes]:
-    """Agent messages as items: `encode_message_item` for each, without a call for each.
-
-    Raises:
-        LimitExceeded: One has more than `MESSAGE_BYTES_MAX`.
-        LocalProtocolError: One is empty.
-    """
-    lengths = list(map(len, envelopes))
-    if lengths and not 0 < min(lengths) <= max(lengths) <= MESSAGE_BYTES_MAX:
-        return [encode_message_item(envelope) for envelope in envelopes]
-    pack = _pack_header
-    return [pack(KIND_MESSAGE, length) + envelope for length, envelope in zip(lengths, envelopes, strict=True)]
 
 
 def encode_marker_item(epoch: Epoch) -> bytes:
@@ -110,44 +95,24 @@ def split_items(body: bytes | memoryview, count: int) -> list[bytes]:
         raise MalformedFrame(f"{count} items cannot lie in {end} bytes")
     items: list[bytes] = []
     append = items.append
-    length_at = _length.unpack_from
+    unpack = _unpack_header
     start = 0
-    # The header of the last item may be cut short: stop before it, and let the sums below find out. What each item is, is
-    # looked at for all of them together: nearly always they are messages, and then no Python loop has to ask.
+    # The header of the last item may be cut short: stop before it, and let the sums below find out.
     last_header = end - ITEM_HEADER_BYTES
     while start <= last_header:
-        stop = start + ITEM_HEADER_BYTES + length_at(data, start)[0]
-        append(data[start:stop])
-        start = stop
-    if start != end or not _are_messages(items):
-        _check_each(data, end)
-    if len(items) != count:
-        raise MalformedFrame(f"{len(items)} items where {count} were announced")
-    return items
-
-
-def _are_messages(items: list[bytes]) -> bool:
-    """Whether all of them are messages of a legal size; their bytes are as long as their headers say."""
-    if not items:
-        return True
-    kinds = bytes(map(_first_byte, items))
-    if kinds.count(KIND_MESSAGE) != len(kinds) or min(map(len, items)) <= ITEM_HEADER_BYTES:
-        return False
-    return max(map(len, items)) <= ITEM_HEADER_BYTES + MESSAGE_BYTES_MAX
-
-
-def _check_each(data: bytes, end: int) -> None:
-    """Look at the items one by one; raise `MalformedFrame` for the first odd one."""
-    start = 0
-    while start <= end - ITEM_HEADER_BYTES:
-        kind, length = _unpack_header(data, start)
+        kind, length = unpack(data, start)
         if kind != KIND_MESSAGE:
             _check_control(data, start, kind, length)
         elif not 0 < length <= MESSAGE_BYTES_MAX:
             raise MalformedFrame(f"a message of {length} bytes; 1 to {MESSAGE_BYTES_MAX} are taken")
-        start += ITEM_HEADER_BYTES + length
+        stop = start + ITEM_HEADER_BYTES + length
+        append(data[start:stop])
+        start = stop
     if start != end:
         raise MalformedFrame(f"the items do not fill their {end} bytes: {start - end:+d}")
+    if len(items) != count:
+        raise MalformedFrame(f"{len(items)} items where {count} were announced")
+    return items
 
 
 def _check_control(data: bytes, start: int, kind: int, length: int) -> None:
