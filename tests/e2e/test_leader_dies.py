@@ -1,6 +1,7 @@
 """The leader is killed at each step of an epoch (D7): real processes, which die at the named point itself."""
 
 import asyncio
+import signal
 
 import aiohttp
 import pytest
@@ -16,8 +17,10 @@ STEPS = {
     "reports.applied": "the first reports are logged",
     "cut.before_assemble": "all reports are logged",
     "cut.assembled": "the cut has passed its check",
+    "seal.before_propose": "the seal is about to be proposed",
     "seal.applied": "the seal is logged",
     "manifest.after_put": "the manifest is written",
+    "commit.before_propose": "the commit is about to be proposed",
     "commit.applied": "the commit is logged",
     "commit.announced": "one participant knows of the commit",
 }
@@ -27,7 +30,7 @@ STEPS = {
 async def cluster(tmp_path_factory):
     """Three coordinators and three participants for all steps of this file."""
     folder = tmp_path_factory.mktemp("leaders")
-    points = dict.fromkeys(STEPS, "exit")
+    points = dict.fromkeys([*STEPS, "start.before_propose", "abort.applied"], "exit")
     async with real_cluster(folder, coordinators=3, points=points, policy={"deadline_ms": 20_000}) as made:
         await made.commit_one()
         yield made
@@ -51,6 +54,40 @@ async def test_leader_killed_at_this_step_costs_time_and_nothing_else(cluster, s
     following = await cluster.commit_one()
     assert following["epoch"] == before + 2
     assert following["previous"] == record["manifest"]
+    await cluster.judge()
+
+
+async def test_leader_killed_before_the_trigger_is_logged_leaves_no_trace_of_it(cluster):
+    """Nothing was promised: the number is the next epoch's."""
+    victim = await cluster.leader()
+    before = (await cluster.call("GET", "/v1/status"))["epochs"]["newest"]
+    cluster.ticket("start.before_propose")
+    await asyncio.gather(_trigger(cluster), cluster.has_ended_with(victim.child))
+    await cluster.wait_leader(other_than=victim.id)
+    await cluster.restart(victim)
+    assert (await cluster.commit_one())["epoch"] == before + 1
+    await cluster.judge()
+
+
+async def test_leader_killed_when_an_abort_is_logged_and_told_to_nobody(cluster):
+    """The next leader tells it; participants hold on to nothing, and the reason is the one that was logged."""
+    victim = await cluster.leader()
+    frozen = cluster.participants["bank-2"]
+    await cluster.call("PUT", "/v1/policy", {"deadline_ms": 700})
+    cluster.ticket("abort.applied")
+    cluster.signal(frozen, signal.SIGSTOP)
+    try:
+        number = await cluster.begin()
+        await cluster.has_ended_with(victim.child)
+    finally:
+        cluster.signal(frozen, signal.SIGCONT)
+    await cluster.wait_leader(other_than=victim.id)
+    record = await cluster.ended(number)
+    assert (record["state"], record["abort"]["participant"]) == ("aborted", "bank-2")
+    assert record["abort"]["cause"].startswith("deadline of 0.7 s")
+    await cluster.call("PUT", "/v1/policy", {"deadline_ms": 20_000})
+    await cluster.restart(victim)
+    assert (await cluster.commit_one())["epoch"] == number + 1
     await cluster.judge()
 
 

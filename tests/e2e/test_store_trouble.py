@@ -65,7 +65,8 @@ async def test_full_disk_aborts_with_errno_while_agents_work_on_and_room_heals_i
 
 async def test_folder_that_cannot_be_written_aborts_with_errno_and_the_next_epoch_works_once_it_can(tmp_path):
     """The folder of the packs is a file for a while: no permission stops root, this does."""
-    async with real_cluster(tmp_path, participants=2, policy={"deadline_ms": 3_000}) as cluster:
+    points = {"manifest.before_put": "error:ENOSPC"}
+    async with real_cluster(tmp_path, participants=2, points=points, policy={"deadline_ms": 3_000}) as cluster:
         await cluster.commit_one()
         root = tmp_path / "store" / cluster.name
         for name in ("packs", "snapshots"):
@@ -80,6 +81,9 @@ async def test_folder_that_cannot_be_written_aborts_with_errno_and_the_next_epoc
             (root / name).unlink()
             (root / f"{name}-away").rename(root / name)
         await cluster.commit_one()
+        cluster.ticket("manifest.before_put")
+        assert (await cluster.commit_one())["epoch"] == 4, "a manifest that cannot be written is written later"
+        assert cluster.fired("manifest.before_put") == ["c1"]
         await cluster.judge()
 
 
