@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -9,7 +10,7 @@ import msgspec
 
 from participant.failure import describe
 from participant.history import DELETED, MISSING, RELEASED, Cell
-from participant.schema import INT_MAX, INT_MIN, step_into
+from participant.schema import ENCODER, INT_MAX, INT_MIN, step_into
 from protocol.errors import Unsavable
 
 if TYPE_CHECKING:
@@ -119,6 +120,9 @@ class ObjectCell(Cell):
             if self.mutable and not self.state.open:
                 return copy
             self.live = copy
+        elif self.mutable and not self.touched and not self.form.is_form_of(self.stored, self.live):
+            # Somebody outside of any turn has a reference to the working copy, and changed it.
+            self.live = self.form.load(self.stored)
         if self.mutable and not self.touched:
             self.touch()
         return self.live
@@ -144,11 +148,20 @@ class ObjectCell(Cell):
         """See `Cell`."""
         if self.prepared != self.stored:
             self.note(None, self.stored)
+            if self.written is not MISSING or not self._detached():
+                self.live = MISSING
             self.stored = self.prepared
-        if self.written is not MISSING and self.mutable:
+        elif self.written is not MISSING:
             self.live = MISSING
         self.written = self.prepared = MISSING
         self.touched = False
+
+    def _detached(self) -> bool:
+        """Whether nothing that came into the working copy in this turn is known to anybody else now."""
+        try:
+            return self.stored is not MISSING and self.form.detach(self.live, self.prepared, self.stored)
+        except Exception:  # noqa: BLE001 - a model's own validation may raise anything
+            return False
 
     def drop(self) -> None:
         """See `Cell`."""
@@ -217,15 +230,24 @@ class KeyedState(Cell, MutableMapping[K, V]):
         if self.mutable and not self.state.open:
             return cast("V", self.form.load(stored))
         value = self.live.get(key, MISSING)
-        if value is MISSING:
+        # As in `ObjectCell.current`.
+        if value is MISSING or (self.mutable and not self.form.is_form_of(stored, value)):
             if len(self.live) >= LIVE_KEPT_IN_TURN:
                 self.live.clear()
             value = self.live[key] = self.form.load(stored)
         if self.mutable:
-            writes[key] = value
+            writes[key if type(key) is self.key_schema.plain else self._own(key)] = value
             if not self.touched:
                 self.touch()
         return cast("V", value)
+
+    def _own(self, key: object) -> Any:  # noqa: ANN401 - a key
+        """The key as it is saved: one of another type that is equal to it has another encoding (True for 1)."""
+        with contextlib.suppress(Exception):  # a key's own code may raise anything
+            copy = self.key_schema.decode(ENCODER.encode(key))
+            if copy == key and hash(copy) == hash(key):
+                return copy
+        return next((own for own in (*self.data, *self.writes) if own == key), key)
 
     def __setitem__(self, key: K, value: V) -> None:
         state = self.state
@@ -251,8 +273,9 @@ class KeyedState(Cell, MutableMapping[K, V]):
             state.refuse_write(self.name)
         if key not in self:
             raise KeyError(key)
-        self.writes[key] = DELETED
-        self.encodings.pop(key, None)
+        own = key if type(key) is self.key_schema.plain else self._own(key)
+        self.writes[own] = DELETED
+        self.encodings.pop(own, None)
         if not self.touched:
             self.touch()
 
@@ -315,10 +338,12 @@ class KeyedState(Cell, MutableMapping[K, V]):
                 del data[key]
             else:
                 new = source[key]
+                if key in self.encodings:
+                    live.pop(key, None)
                 if new is old or (new == old and type(new) is type(old)):
                     continue
                 data[key] = new
-            if key in self.encodings:
+                # What the turn put into a value may be known elsewhere: the next one decodes its own.
                 live.pop(key, None)
             if noted and key not in changes:
                 changes[key] = old if keeps else RELEASED

@@ -44,6 +44,18 @@ class Form(Protocol):
         """The same for a value that may have changed in place since it had the form `before`."""
         ...
 
+    def is_form_of(self, stored: Any, value: Any) -> bool:  # noqa: ANN401 - any value, any form
+        """Whether a value is what `load` would give; False also where that costs too much to tell."""
+        ...
+
+    def detach(self, value: Any, stored: Any, before: Any) -> bool:  # noqa: ANN401 - any value, any form
+        """Put copies in place of what came into a value when its form went from `before` to `stored`.
+
+        Returns:
+            Whether that was done; if not, `load` a new one.
+        """
+        ...
+
     def load(self, stored: Any) -> Any:  # noqa: ANN401 - any value, any form
         """A new value."""
         ...
@@ -73,6 +85,14 @@ class WholeForm:
         if encoding_of(value) == before:
             return before
         return self._schema.save(value, agent, path)[0]
+
+    def is_form_of(self, stored: bytes, value: Any) -> bool:  # noqa: ANN401 - of the declared type
+        """See `Form`."""
+        return encoding_of(value) == stored
+
+    def detach(self, value: Any, stored: bytes, before: bytes) -> bool:  # noqa: ANN401 - of the declared type
+        """See `Form`."""
+        return False
 
     def restore(self, data: bytes, allowed: PickleAllowed | None, agent: str, path: str) -> bytes:
         """See `Form`. The bytes are kept as they are: an older schema's encoding stays until its value changes."""
@@ -121,6 +141,28 @@ class BlocksForm:
             return before
         return tuple(blocks)
 
+    def is_form_of(self, stored: tuple[bytes, ...], value: Any) -> bool:  # noqa: ANN401 - of the declared type
+        """See `Form`."""
+        return type(value) is self._cls and encoding_of(value) == b"".join(joined_blocks(stored, is_map=self.is_map))
+
+    def detach(self, value: Any, stored: tuple[bytes, ...], before: tuple[bytes, ...]) -> bool:  # noqa: ANN401
+        """See `Form`: an append to a long list costs the decoding of one block."""
+        working: Any = value
+        if type(value) is not self._cls:
+            return False
+        known = len(before)
+        new = [index for index, block in enumerate(stored) if index >= known or block is not before[index]]
+        if 2 * len(new) > len(stored):
+            return False
+        per_block = _size_of(stored[0])[0]
+        for index in new:
+            copies = self._schema.decode(stored[index])
+            if self.is_map:
+                working.update(copies)
+            else:
+                working[index * per_block : index * per_block + len(copies)] = copies
+        return True
+
     @staticmethod
     def _items_per_block(value: Any, before: tuple[bytes, ...]) -> int:  # noqa: ANN401 - a list or dict
         """As before, so that boundaries stay; anew where there was no full block."""
@@ -162,6 +204,14 @@ class PickleForm:
         """See `Form`."""
         data = self.save(value, agent, path)
         return before if data == before else data
+
+    def is_form_of(self, stored: bytes, value: Any) -> bool:  # noqa: ANN401 - of the declared type
+        """See `Form`: equal objects may pickle to other bytes."""
+        return False
+
+    def detach(self, value: Any, stored: bytes, before: bytes) -> bool:  # noqa: ANN401 - of the declared type
+        """See `Form`."""
+        return False
 
     def load(self, stored: bytes) -> Any:  # noqa: ANN401 - of the declared type
         """See `Form`. The bytes were made by this process."""

@@ -8,10 +8,12 @@ Theory of operation:
       buffers. So an `await` in the middle of a turn hides nothing from a cut: it sees the committed form, the state
       before the turn.
     * The past that open cuts need is kept by `participant.history`: copy-on-write per key.
-    * After a turn that *set* a mutable value, the next turn gets a decoded copy: what an agent sees is what a restore
-      would give it, and an object kept elsewhere has no way back into the state.
+    * After a turn that set or changed a mutable value, the next turn gets a decoded copy of what came in: what an agent
+      sees is what a restore would give it, two fields never share an object, and an object kept elsewhere (by a task that
+      outlives its turn, in a plain attribute) has no way back into the state. A working copy that is kept from turn to turn
+      is compared with the committed form when it is read.
 
-A handler that reads a mutable value pays for its encoding at turn commit, also if it did not change it.
+A handler that reads a mutable value pays for its encoding when it is read and at turn commit, also if it did not change it.
 """
 
 from __future__ import annotations

@@ -29,6 +29,11 @@ class Point:
     y: int
 
 
+@dataclasses.dataclass(frozen=True)
+class Blob:
+    data: bytes
+
+
 class Shop(Agent, kind="shop"):
     orders = keyed(str, Order)
     counts = keyed(int, int)
@@ -189,6 +194,119 @@ def test_an_object_kept_elsewhere_has_no_way_back_into_the_state():
     kept[1].append("leak")
     turn(cluster, shop, lambda a: (a.orders["o"], a.names))
     assert (shop.orders["o"].cents, shop.names) == (1, ["a"])
+
+
+def test_an_object_put_into_a_value_in_place_has_no_way_back_either():
+    """As a task does that outlives its turn, or a cache in a plain attribute."""
+    cluster, shop = world()
+    kept = {}
+
+    def grow(agent):
+        agent.names.append("second")
+        agent.table["a"] = 1
+        agent.orders["o"] = Order("o", 1)
+        kept.update(names=agent.names, table=agent.table, order=agent.orders["o"])
+
+    turn(cluster, shop, grow)
+
+    def look(agent):
+        kept.update(names=agent.names, table=agent.table, order=agent.orders["o"])
+        seen.append((list(agent.names), dict(agent.table), agent.orders["o"].cents))
+
+    seen = []
+    for _ in range(3):
+        kept["names"].append("from outside")
+        kept["table"]["b"] = 2
+        kept["order"].cents = 99
+        turn(cluster, shop, look)
+    assert seen == 3 * [(["first", "second"], {"a": 1}, 1)]
+    assert (shop.names, shop.table, shop.orders["o"]) == (["first", "second"], {"a": 1}, Order("o", 1))
+
+
+@pytest.mark.parametrize("length", [0, 3, 100])
+def test_two_fields_never_share_an_object(length: int):
+    """An append to a long list decodes one block only, and it must be the right one."""
+
+    class Pair(Agent, kind="pair"):
+        one = value(list[Order], default=[])
+        other = value(dict[str, Order], default={})
+        failure = DeadLetter()
+
+        @handler
+        def on_do(self, ctx, do: Do) -> None:
+            self.action()
+
+    pair = Pair("main")
+    pair.action = lambda: (
+        pair.one.extend(Order(str(n), n) for n in range(length)),
+        pair.other.update({str(n): Order(str(n), n) for n in range(length)}),
+    )
+    cluster = AgentWorld(pair)
+    cluster.handle(Do())
+
+    def put():
+        shared = Order("shared", 1)
+        pair.one.append(shared)
+        pair.other["shared"] = shared
+
+    pair.action = put
+    cluster.handle(Do())
+
+    def change():
+        pair.one[-1].cents = 7
+        assert pair.other["shared"].cents == 1
+        pair.one[length // 2].id = "middle"
+
+    pair.action = change
+    result = cluster.handle(Do())
+    assert not isinstance(result, DeadLettered), result
+    assert [order.cents for order in pair.one] == [*range(length), 7]
+    assert pair.one[length // 2].id == "middle"
+    assert [order.cents for order in pair.other.values()] == [*range(length), 1]
+
+
+def test_a_frozen_value_holds_nothing_that_can_still_change():
+    class Holder(Agent, kind="holder"):
+        blob = value(Blob, default=Blob(b""))
+        failure = DeadLetter()
+
+        @handler
+        def on_do(self, ctx, do: Do) -> None:
+            self.blob = Blob(outside)
+
+    outside = bytearray(b"abc")
+    holder = Holder("main")
+    AgentWorld(holder).handle(Do())
+    outside.extend(b"never")
+    assert holder.blob == Blob(b"abc")
+    assert type(holder.blob.data) is bytes
+
+
+@pytest.mark.parametrize("key", [True, 1.0], ids=repr)
+def test_a_key_of_another_type_that_is_equal_is_saved_as_the_key_that_is_there(key):
+    """To a dict True is 1; in an epoch it would be an entry that no restore can read."""
+
+    class Tables(Agent, kind="tables"):
+        lists = keyed(int, list[int])
+        failure = DeadLetter()
+
+        @handler
+        def on_do(self, ctx, do: Do) -> None:
+            self.action()
+
+    tables = Tables("main")
+    cluster = AgentWorld(tables)
+    tables.action = lambda: tables.lists.update({n: [n] for n in range(20)})
+    cluster.handle(Do())
+    cluster.epoch(1)
+    tables.action = lambda: tables.lists[key].append(7)
+    cluster.handle(Do())
+    restored = cluster.restored(Tables("main"), cluster.epoch(2)["tables/main"]).agent
+    assert restored.lists[1] == [1, 7]
+    tables.action = lambda: tables.lists.pop(key)
+    cluster.handle(Do())
+    restored = cluster.restored(Tables("main"), cluster.epoch(3)["tables/main"]).agent
+    assert sorted(restored.lists) == [0, *range(2, 20)]
 
 
 def test_reads_outside_of_a_turn_give_copies_of_mutable_values():
