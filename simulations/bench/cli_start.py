@@ -23,7 +23,7 @@ NAME = "cli-start"
 
 async def run(settings: Settings) -> list[Row]:
     """All commands."""
-    cycles = settings.pick(1, 9, 25)
+    cycles = settings.pick(1, 7, 25)
     command = str(Path(sys.executable).with_name("cleancut"))
     cases = (
         ("--version", "python -c pass", "pass", 4.0),

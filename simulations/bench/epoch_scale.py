@@ -48,7 +48,7 @@ class Small(Agent, kind="small"):
 async def run(settings: Settings) -> list[Row]:
     """Both scales."""
     rows: list[Row] = []
-    cycles = settings.pick(1, 9, 25)
+    cycles = settings.pick(1, 7, 25)
     for agents in settings.pick([8], [8, 64, 256, 1000], [8, 64, 256, 1000]):
         rows += await _case(f"{agents} agents on 8 participants", 8, agents, cycles)
     for participants in settings.pick([4], [8, 64, 256], [8, 64, 256, 1000]):

@@ -87,7 +87,7 @@ class Rally:
 
 async def run(settings: Settings) -> list[Row]:
     """All cases."""
-    count = settings.pick(2_000, 60_000, 200_000)
+    count = settings.pick(2_000, 30_000, 200_000)
     cycles = settings.pick(1, 7, 15)
     rows = []
     for sockets in (False, True):
