@@ -3,6 +3,7 @@
 import asyncio
 import os
 import pickle
+import socket
 import ssl
 import struct
 from dataclasses import replace
@@ -232,6 +233,28 @@ async def test_a_server_that_shows_another_members_certificate_is_not_believed(t
     swapped = {**configs["c2"].peers, "c1": configs["c3"].listen}
     async with Running(configs["c3"]), Running(replace(configs["c2"], peers=swapped)) as mistaken:
         await mistaken.wait_refused("shows the certificate of 'c3'")
+
+
+async def test_a_peer_that_dropped_packets_for_a_while_is_dialled_again_at_once(tmp_path):
+    """The system's own attempts pause for 1, 2, 4, 8 ... 64 s: a healed coordinator was out for as long as it had been cut off."""
+    configs = group_configs(tmp_path)
+    loop = asyncio.get_running_loop()
+    with socket.socket() as listener, socket.socket() as filler:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        host, port = listener.getsockname()
+        listener.setblocking(False)
+        filler.connect((host, port))  # the queue is full: further ones get no answer at all
+        config = replace(
+            configs["c2"],
+            peers={**configs["c2"].peers, "c1": f"{host}:{port}"},
+            timing=replace(configs["c2"].timing, handshake=0.3),
+        )
+        async with Running(config):
+            await asyncio.sleep(8)  # longer than the system's short pauses: its next attempt is 3 s away
+            (await loop.sock_accept(listener))[0].close()
+            again, _ = await asyncio.wait_for(loop.sock_accept(listener), 2)
+            again.close()
 
 
 async def test_an_announced_huge_frame_is_refused_before_it_is_buffered(alone):

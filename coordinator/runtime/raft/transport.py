@@ -260,15 +260,18 @@ class TlsTransport(Transport):  # type: ignore[misc] # the library is untyped
         while True:
             connection = Connection(self, peer, self._loop)
             try:
-                await self._loop.create_connection(
-                    lambda connection=connection: connection,
-                    host,
-                    port,
-                    ssl=self._client_tls,
-                    server_hostname="",
-                    ssl_handshake_timeout=self._config.timing.handshake,
-                    ssl_shutdown_timeout=self._config.timing.handshake,
-                )
+                # Without a limit an attempt on a host that drops packets goes on for two minutes, with pauses of up to one
+                # between its own, while the host is long back.
+                async with asyncio.timeout(self._config.timing.handshake):
+                    await self._loop.create_connection(
+                        lambda connection=connection: connection,
+                        host,
+                        port,
+                        ssl=self._client_tls,
+                        server_hostname="",
+                        ssl_handshake_timeout=self._config.timing.handshake,
+                        ssl_shutdown_timeout=self._config.timing.handshake,
+                    )
                 self._unknown.append(connection)
                 await connection.closed
             except OSError as error:
