@@ -26,7 +26,7 @@ READERS_MAX: Final = 64
 KEEPALIVE_SECONDS: Final = 10.0
 """A comment line this often, so that a dead reader is noticed."""
 WRITE_SECONDS_MAX: Final = 20.0
-"""A reader that takes longer for one batch is dropped."""
+"""A reader that takes longer for one write is dropped."""
 
 
 class EventLog:
@@ -86,6 +86,7 @@ class EventLog:
             raise ApiError(429, "too-many-readers", f"{READERS_MAX} event streams are open already")
         last = request.headers.get("Last-Event-ID", "")
         default = int(last) if last.isascii() and last.isdigit() and len(last) < 19 else self.newest
+        default = min(default, self.newest)  # numbers of a process before this one may be larger
         seq = query_number(request, "since", default, self.newest)
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -93,20 +94,25 @@ class EventLog:
         self.readers += 1
         try:
             await response.prepare(request)
-            await response.write(_frame({"kind": "stream", "seq": seq, "boot": self.boot_id}))
+            await _write(response, _frame({"kind": "stream", "seq": seq, "boot": self.boot_id}))
             while not self._closed:
                 if not await self.wait_news(seq, KEEPALIVE_SECONDS):
-                    await response.write(b": keep-alive\n\n")
+                    await _write(response, b": keep-alive\n\n")
                     continue
                 missed, events = self.since(seq)
-                async with asyncio.timeout(WRITE_SECONDS_MAX):
-                    await response.write(b"".join(_batch(seq, missed, events)))
+                await _write(response, b"".join(_batch(seq, missed, events)))
                 seq = self.newest if not events else events[-1]["seq"]
         except (ConnectionError, TimeoutError):
             pass  # The reader is gone or too slow; it comes back with its Last-Event-ID.
         finally:
             self.readers -= 1
         return response
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    """Every write may wait for the reader, a keep-alive too; one that never reads must not keep its place for ever."""
+    async with asyncio.timeout(WRITE_SECONDS_MAX):
+        await response.write(data)
 
 
 def _batch(seq: int, missed: int, events: list[dict[str, Any]]) -> Iterator[bytes]:

@@ -57,6 +57,22 @@ async def test_events_come_as_they_happen_and_from_where_a_reader_left_off():
     assert log.readers == 0
 
 
+async def test_a_reader_with_a_number_of_the_process_before_misses_nothing_from_now_on():
+    log = EventLog("boot")
+    app = web.Application()
+    app.router.add_get("/v1/events", log.serve)
+    log.record("before", 1)
+    async with (
+        listening(app) as url,
+        client() as session,
+        session.get(f"{url}/v1/events", headers={"Last-Event-ID": "5000"}) as response,
+    ):
+        reader = Reader(response)
+        assert await reader.next() == {"kind": "stream", "seq": 1, "boot": "boot"}
+        log.record("epoch-started", 2, epoch=1)
+        assert (await reader.next())["seq"] == 2
+
+
 async def test_what_fell_out_of_the_ring_is_told_as_a_gap(monkeypatch):
     monkeypatch.setattr(events_module, "EVENTS_KEPT_MAX", 3)
     log = EventLog("boot")
