@@ -13,7 +13,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.cleancut-installed
 PYTEST_ARGS ?=
-DEBIAN_PACKAGES := mosquitto strace faketime
+DEBIAN_PACKAGES := mosquitto strace faketime spin gcc
 # Debian keeps daemons (mosquitto) out of an ordinary user's PATH; the tests start them as their own children.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
@@ -68,7 +68,7 @@ debian: # Programs that tests start as their children; installed where that is a
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "installing$$missing"; export DEBIAN_FRONTEND=noninteractive; \
-	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $${missing/ gcc/ gcc libc6-dev} >/dev/null; \
 	else echo "not installed:$$missing. The tests that need them will fail; as root: apt-get install$$missing" >&2; fi
 
 .PHONY: bench
