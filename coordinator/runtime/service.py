@@ -28,7 +28,7 @@ from coordinator.runtime.history import Historian
 from coordinator.runtime.home import DataDir
 from coordinator.runtime.listener import raise_open_files
 from coordinator.runtime.logs import set_up_logs
-from protocol.errors import ConfigError, Refused, SnapshotError, StoreError, Unreachable
+from protocol.errors import ConfigError, Refused, SnapshotError, StoreError, Unreachable, UnsupportedVersion
 from protocol.failpoints import arm_failpoints, armed
 from protocol.keys import ClusterKeys, read_secret, trust
 
@@ -94,7 +94,7 @@ class Service:
 
         self.group = RaftGroup(
             raft_config(self.config),
-            apply=self._group_ledger.apply,
+            apply=lambda command: understood(self._group_ledger.apply(command)),
             snapshot=self._group_ledger.dump,
             restore=self._group_ledger.load,
             on_applied=self._applied,
@@ -307,6 +307,20 @@ class Service:
         key = f"probes/{self.config.id}-{self.boot_id}"
         self.store.put(key, b"can this coordinator write?")
         self.store.delete(key)
+
+
+def understood(result_json: str) -> str:
+    """The result of an entry that this build can apply. In the group's thread.
+
+    Raises:
+        UnsupportedVersion: A newer build wrote the entry. This one ends before it, with everything before it applied.
+    """
+    if '"code":"unsupported-version"' in result_json:  # within a text the quotes would be escaped
+        raise UnsupportedVersion(
+            "the replicated log holds an entry of a newer build; this one stops before it: install the build that the "
+            "other coordinators run, and start again"
+        )
+    return result_json
 
 
 def raft_config(config: CoordinatorConfig) -> Any:  # noqa: ANN401 (imported late: start-up time)

@@ -13,10 +13,12 @@ from typing import Self
 import msgspec
 import pytest
 
+import coordinator.ledger
 from coordinator.certificates import make_certificates
 from coordinator.runtime.raft import CorruptJournal, CorruptSnapshot, RaftConfig, RaftGroup
 from coordinator.runtime.raft.messages import LENGTH, Hello, encode_frame
-from protocol.errors import ConfigError, LimitExceeded, Refused, StoreError, Unreachable
+from coordinator.runtime.service import understood
+from protocol.errors import ConfigError, LimitExceeded, Refused, StoreError, Unreachable, UnsupportedVersion
 from protocol.limits import COMMAND_BYTES_MAX, RAFT_UNKNOWN_CONNECTIONS_MAX
 from tests.integration.raft_process import Ledger, eventually, group_configs, tls_files
 
@@ -438,6 +440,34 @@ async def test_a_command_that_raises_has_no_effect_and_the_group_goes_on(tmp_pat
     async with Running(config) as running:
         await running.wait_leading()
         assert running.ledger.sequence == ["after"]
+
+
+async def test_an_entry_of_a_newer_build_stops_an_older_one_before_it_and_is_applied_after_the_upgrade(tmp_path):
+    """Passing over it would make this replica differ from those that understand it, without a word."""
+    config = group_configs(tmp_path, size=1)["c1"]
+    newer = '{"at":0,"done":0,"id":["c1.x",1],"kind":"split","term":1,"v":2}'
+    fatal = asyncio.get_running_loop().create_future()
+    for starts in range(2):
+        ledger = coordinator.ledger.Ledger("shop")
+        group = RaftGroup(
+            config,
+            lambda command, ledger=ledger: understood(ledger.apply(command)),
+            ledger.dump,
+            ledger.load,
+            lambda *_: None,
+            on_fatal=fatal.set_result,
+        )
+        await group.start()
+        if starts == 0:
+            await group.wait_leader()
+            with pytest.raises((Unreachable, Refused)):
+                await group.submit(newer, 5)
+        assert isinstance(await asyncio.wait_for(fatal, 5), UnsupportedVersion)
+        await group.stop()
+        fatal = asyncio.get_running_loop().create_future()
+    async with Running(config) as upgraded:
+        await upgraded.wait_leading()
+        assert upgraded.ledger.sequence == [newer]
 
 
 async def test_oversized_and_foreign_text_is_refused_before_it_is_submitted(tmp_path):

@@ -15,6 +15,7 @@ from coordinator.runtime.raft.guards import Guards
 from coordinator.runtime.raft.journal import DurableJournal
 from coordinator.runtime.raft.pinned import Member, SyncObj, SyncObjConf, Transport, replicated
 from coordinator.runtime.raft.snapshot_file import CorruptSnapshot, SnapshotStore, align, read_snapshot
+from protocol.errors import UnsupportedVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,13 +122,14 @@ class Replica(SyncObj):  # type: ignore[misc] # the library is untyped
 
         An exception here would be raised again at each attempt, on every coordinator, and after every restart: the
         library retries the entry for ever and the group stands still. MemoryError is let through all the same: it is
-        this process's alone, and a restart applies the entry properly.
+        this process's alone, and a restart applies the entry properly. So is UnsupportedVersion: a replica that passes
+        over an entry which newer ones understand drifts from them; it must stand before it until it is replaced.
         """
         if command == BARRIER:
             return ""
         try:
             result = self._machine_apply(command)
-        except MemoryError:
+        except (MemoryError, UnsupportedVersion):
             raise
         except Exception:
             logger.exception("the ledger raised; the command counts as applied without effect")
