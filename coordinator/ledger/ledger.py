@@ -174,8 +174,9 @@ class Ledger:
             if number <= client.floor:
                 return _result_text(_no("stale-id", f"command {number} of {client_name} was answered and forgotten"))
         result = self._fenced(command) or self._execute(command)
-        if not result["ok"] and result["code"] == "stale-term":
-            # Not remembered: terms only grow, so it is refused for ever, and a deposed leader costs no memory.
+        if not result["ok"] and result["code"] == "stale-term" and command.term < self.state.term:
+            # Not remembered: terms only grow, so it is refused for ever, and a deposed leader costs no memory. One of a
+            # term that has not begun is remembered: the same command must not take effect when it comes again later.
             return _result_text(result)
         text = _result_text(result)
         self._remember(command, text)

@@ -256,6 +256,16 @@ def test_nothing_is_applied_before_somebody_leads():
     assert log.ledger.state.participants == {}
 
 
+def test_a_command_that_came_before_its_term_began_has_no_effect_when_it_comes_again():
+    ledger = Ledger("shop")
+    early = encode_command(RegisterCommand(id=("c1.x", 1), term=2, participant="a", boot_id="b"), at=1)
+    refused = ledger.apply(early)
+    assert parse_result(refused)["code"] == "stale-term"
+    assert parse_result(ledger.apply(encode_command(LeadCommand(id=("c1.x", 2), term=2, coordinator="c1"), at=1)))["ok"]
+    assert ledger.apply(early) == refused
+    assert ledger.state.participants == {}
+
+
 def test_every_command_of_an_earlier_term_is_refused_and_leaves_no_trace():
     log = cluster("a")
     log.start()
