@@ -28,6 +28,7 @@ from coordinator.runtime.answers import (
     query_flag,
     query_number,
 )
+from coordinator.runtime.barriers import SharedBarrier
 from coordinator.runtime.forward import LEADER, was_passed_on
 from coordinator.runtime.metrics import Exposition
 from coordinator.runtime.page import add_page
@@ -57,6 +58,7 @@ class Api:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._barrier = SharedBarrier(lambda: service.group.barrier(FRESH_SECONDS_MAX))
 
     # --- helpers ---
 
@@ -79,7 +81,7 @@ class Api:
         """Demand readiness; with ``?fresh=1`` wait until this replica holds all that was committed before the request."""
         self.demand_ready()
         if query_flag(request, "fresh"):
-            await self._service.group.barrier(FRESH_SECONDS_MAX)
+            await self._barrier.passed()
 
     async def of_leader(self, request: web.Request) -> web.Response | None:
         """The leader's answer to a read; None: we lead, or no leader answers, so the answer is this replica's."""
