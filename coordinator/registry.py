@@ -194,6 +194,8 @@ class Registry:
             return "wrong-version", f"protocol version {message.protocol}; this coordinator speaks {PROTOCOL_VERSION}"
         if message.cluster != cluster:
             return "wrong-cluster", f"this is cluster {cluster}, not {ascii(message.cluster)[:80]}"
+        if len(message.agents) > AGENTS_PER_PARTICIPANT_MAX:
+            return "full", f"{len(message.agents)} agents; at most {AGENTS_PER_PARTICIPANT_MAX} are taken"
         try:
             participant_id(message.participant)
             for agent in message.agents:
@@ -212,8 +214,6 @@ class Registry:
             return "bad-name", f"address {ascii(message.address)[:80]} is not one"
         if len(set(message.agents)) != len(message.agents):
             return "bad-name", "an agent is named twice"
-        if len(message.agents) > AGENTS_PER_PARTICIPANT_MAX:
-            return "full", f"{len(message.agents)} agents; at most {AGENTS_PER_PARTICIPANT_MAX} are taken"
         try:
             command = msgspec.convert(msgspec.to_builtins(self._command_for_check(message)), RegisterCommand)
         except (msgspec.ValidationError, OverflowError) as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
@@ -55,7 +56,8 @@ class EventLog:
 
     def since(self, seq: int) -> tuple[int, list[dict[str, Any]]]:
         """Number of events missed after `seq`, and those that are still there."""
-        kept = [event for event in self._ring if event["seq"] > seq]
+        count = min(len(self._ring), max(0, self.newest - seq))
+        kept = list(islice(self._ring, len(self._ring) - count, None))
         oldest = kept[0]["seq"] if kept else self.newest + 1
         return max(0, oldest - seq - 1), kept
 

@@ -493,19 +493,19 @@ class _Core:
             self._replica.doTick(0.0)
             self._replica.store.check()
             synced = self.transport.flush()
+            self._publish(self._replica)
+            now = self._loop.time()
+            if now - self._housekept_at > HOUSEKEEPING_SECONDS:
+                self._housekept_at = now
+                self._housekeep(self._replica)
         except Exception as error:  # noqa: BLE001 - the driver's edge: the library's state may be torn
             self.fail(error)
             return
-        self._publish(self._replica)
         if self._deliveries:
             deliveries, self._deliveries = self._deliveries, []
             self._group._post(deliveries)  # noqa: SLF001
         if synced and not self._config.peers:
             self.tick_soon()  # Nobody's acknowledgement will wake a group of one, and the entry is durable now.
-        now = self._loop.time()
-        if now - self._housekept_at > HOUSEKEEPING_SECONDS:
-            self._housekept_at = now
-            self._housekeep(self._replica)
         self._idle = self._loop.call_later(IDLE_TICK_SECONDS, self._tick)
 
     def _publish(self, replica: Replica) -> None:
