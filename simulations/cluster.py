@@ -77,6 +77,8 @@ class SimulatedCluster:
         self.leaving: set[str] = set()
         """Participants that were told to leave; asked, never iterated."""
         self.healing = False
+        self.spoiled = False
+        """A fault has changed stored objects: the assembler may well refuse a cut."""
         self._wall_jump: dict[str, int] = {}
         self._life_numbers: dict[str, int] = {}
         self._dumps: dict[str, tuple[str, int]] = {}

@@ -167,9 +167,11 @@ def describe_outcome(outcome: Outcome) -> str:
 
 def _register() -> None:
     """Commands that live in files of their own."""
+    from simulations.judge_command import mutants_command, shrink_command
     from simulations.sweep_command import sweep_command
 
-    simulate.add_command(sweep_command)
+    for command in (sweep_command, mutants_command, shrink_command):
+        simulate.add_command(command)
 
 
 _register()

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from simulations.oracles import Oracles
     from simulations.participant_node import ParticipantLife
 
-_UNROUTED = object()
 _encode = msgspec.msgpack.encode
 
 
@@ -49,6 +48,10 @@ class Stream:
 
     def __str__(self) -> str:
         return f"{self.source}->{self.target} (sessions {self.source_session}, {self.target_session})"
+
+
+_NOWHERE = Stream("", 0, "", 0)
+"""Of agents that nobody hosts."""
 
 
 class GhostCut:
@@ -99,15 +102,19 @@ class GhostLife:
         clock = self.clock = dict(self.clock)
         clock[self.session] = clock.get(self.session, 0) + 1
         routes = self.routes
+        history = self._ghost.history
+        session = self.session
         for envelope, data in sends:
-            stream = routes.get(envelope.target, _UNROUTED)
+            stream = routes.get(envelope.target, _NOWHERE)
             if stream is None:
                 continue
-            if stream is _UNROUTED:
+            if stream is _NOWHERE:
                 self.unrouted.append((envelope.target, data))
                 continue
-            stream.sent.append(data)  # type: ignore[attr-defined]
-            stream.stamps.append(clock)  # type: ignore[attr-defined]
+            sent = stream.sent
+            history.append(("send", session, stream, len(sent), 1))
+            sent.append(data)
+            stream.stamps.append(clock)
         self._ghost.sends += len(sends)
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
@@ -124,6 +131,7 @@ class GhostLife:
         if got != stream.sent[position : position + count]:
             self._explain(stream, got)
         stream.delivered = position + count
+        self._ghost.history.append(("recv", self.session, stream, position, count))
         self._ghost.deliveries += count
         theirs = stream.stamps[position + count - 1]
         clock = self.clock = dict(self.clock)
@@ -144,14 +152,15 @@ class GhostLife:
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
-    def ordered(self, message: ToParticipant, term_before: int, effects: Sequence[Effect]) -> None:
+    def ordered(self, message: ToParticipant, effects: Sequence[Effect]) -> None:
         """An order arrived; `effects` is what it brought about."""
         if isinstance(message, Registered) and not self.session:
             self.session = int(self._life.machine.session)
             self._ghost.registered(self)
-        term = getattr(message, "term", term_before)
-        if term < term_before and effects:
-            raise Violation("I20", f"{self.name} obeys term {term} after {term_before}: {message!r}")
+        term = getattr(message, "term", self.term)
+        if term < self.term and effects:
+            raise Violation("I20", f"{self.name} obeys term {term} after {self.term}: {message!r}")
+        self.term = max(self.term, term)
 
     def entered(self, topology: Topology) -> None:
         """It is a member of this version."""
@@ -183,12 +192,13 @@ class GhostLife:
         if unrouted:
             clock = self.clock
             for target, data in unrouted:
-                stream = self.routes.get(target, _UNROUTED)
-                if stream is _UNROUTED:
+                stream = self.routes.get(target, _NOWHERE)
+                if stream is _NOWHERE:
                     self.unrouted.append((target, data))
                 elif stream is not None:
-                    stream.sent.append(data)  # type: ignore[attr-defined]
-                    stream.stamps.append(clock)  # type: ignore[attr-defined]
+                    self._ghost.history.append(("send", self.session, stream, len(stream.sent), 1))
+                    stream.sent.append(data)
+                    stream.stamps.append(clock)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
@@ -207,6 +217,7 @@ class GhostLife:
         cut = GhostCut(self, self._life.now, states, mailboxes)
         cut.timers = timers
         self._ghost.cuts[key] = cut
+        self._ghost.history.append(("cut", self.session, None, int(effect.epoch), 0))
 
     def announced(self, effect: AnnounceEpoch) -> None:
         """It is told how an epoch ended."""
@@ -229,6 +240,9 @@ class GhostLog:
         """(session, epoch) -> cut."""
         self.lives: dict[int, GhostLife] = {}
         """By session."""
+        self.history: list[tuple[str, int, Stream | None, int, int]] = []
+        """In real order: ``send`` or ``recv``, session, stream, number of the first message, count; or ``cut``, session, None,
+        epoch, 0."""
         self.sends = 0
         self.deliveries = 0
 

@@ -1,10 +1,19 @@
 """Planted bugs, for judging the harness: switched on by a run's options, in tests only.
 
-A mutant that lies in the product's own code is a patch of one method, put in place for one run; one that lies in what a
-driver does is asked for by the simulated driver (`on`). Each must be caught, by the invariant named, within 2,000 seeds.
+A mutant is a patch of the product's own code, put in place for one run, or a wrong step of the simulated driver that asks
+for it by name (`on`). With most of them the cluster's own check of each cut (the assembler) is made blind, so that it is our
+oracles that must see what is wrong, and not the product. Each must be caught within 2,000 seeds; ``cleancut simulate
+mutants`` makes the table in the README.
 """
 
 from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 _active = ""
 
@@ -14,7 +23,465 @@ def on(name: str) -> bool:
     return _active == name
 
 
-def activate(name: str) -> None:
-    """Switch one on; "" for none."""
-    global _active  # noqa: PLW0603 - one run at a time in a process; reset after each
-    _active = name
+class Patcher:
+    """Replaces attributes, and puts them back."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def method(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:  # noqa: ANN401 - any class or module
+        """Put `make(original)` in place of an attribute."""
+        original = owner.__dict__[name]
+        self._before.append((owner, name, original))
+        setattr(owner, name, make(original))
+
+    def undo(self) -> None:
+        """As it was."""
+        for owner, name, original in reversed(self._before):
+            setattr(owner, name, original)
+        self._before.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One planted bug."""
+
+    what: str
+    """In words."""
+    patch: Callable[[Patcher], None]
+    blind: bool = True
+    """The assembler passes every cut."""
+
+
+@contextmanager
+def planted(name: str) -> Iterator[None]:
+    """A mutant for the length of a run; "" for none.
+
+    Raises:
+        KeyError: There is no such mutant.
+    """
+    global _active  # noqa: PLW0603 - one run at a time in a process; reset below
+    patcher = Patcher()
+    try:
+        if name:
+            mutant = MUTANTS[name]
+            if mutant.blind:
+                _blind(patcher)
+            mutant.patch(patcher)
+        _active = name
+        yield
+    finally:
+        _active = ""
+        patcher.undo()
+
+
+def _blind(patcher: Patcher) -> None:
+    """The assembler, and the verification of channels, see nothing wrong."""
+    import coordinator.assembler as assembler
+    import protocol.cut as cut
+    import protocol.verify as verify
+
+    patcher.method(cut, "check_cut", lambda _: lambda *_args, **_more: None)
+    patcher.method(verify, "violations", lambda _: lambda *_args, **_more: iter(()))
+    patcher.method(assembler, "_foreign", lambda _: lambda *_args: None)
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+
+
+def _late_marker(patcher: Patcher) -> None:
+    from protocol.channel import SendingEnd
+    from protocol.items import KIND_MARKER
+
+    def make(put: Any) -> Any:  # noqa: ANN401 - the patched method
+        held: dict[int, list[bytes]] = {}
+
+        def late(self: SendingEnd, items: Any) -> None:  # noqa: ANN401 - as the method
+            if len(items) == 1 and items[0][0] == KIND_MARKER and id(self) not in held:
+                held[id(self)] = list(items)
+                return
+            put(self, items)
+            if id(self) in held:
+                put(self, held.pop(id(self)))
+
+        return late
+
+    patcher.method(SendingEnd, "put", make)
+
+
+def _no_fifo(patcher: Patcher) -> None:
+    from protocol.channel import ReceivingEnd
+
+    def make(accept: Any) -> Any:  # noqa: ANN401 - the patched method
+        def out_of_order(self: ReceivingEnd, first_seq: int, items: list[bytes]) -> Any:  # noqa: ANN401 - as the method
+            if first_seq > self._accepted + 1:
+                first_seq = self._accepted + 1
+            return accept(self, first_seq, items)
+
+        return out_of_order
+
+    patcher.method(ReceivingEnd, "accept", make)
+
+
+def _repeats(patcher: Patcher) -> None:
+    from protocol.channel import ReceivingEnd
+
+    def make(accept: Any) -> Any:  # noqa: ANN401 - the patched method
+        def twice(self: ReceivingEnd, first_seq: int, items: list[bytes]) -> Any:  # noqa: ANN401 - as the method
+            if first_seq <= self._accepted:
+                first_seq = self._accepted + 1
+            return accept(self, first_seq, items)
+
+        return twice
+
+    patcher.method(ReceivingEnd, "accept", make)
+
+
+def _early_ack(patcher: Patcher) -> None:
+    from protocol.channel import ReceivingEnd
+
+    def make(_: Any) -> Any:  # noqa: ANN401 - the patched method
+        def early(self: ReceivingEnd) -> int:
+            self.ack_due = False
+            ahead = self._ahead
+            return ahead[-1][0] + len(ahead[-1][1]) - 1 if ahead else self.received
+
+        return early
+
+    patcher.method(ReceivingEnd, "ack", make)
+
+
+def _no_resend(patcher: Patcher) -> None:
+    from protocol.channel import SendingEnd
+
+    patcher.method(SendingEnd, "reconnected", lambda _: lambda self, now: None)
+    patcher.method(SendingEnd, "timed_out", lambda _: lambda self, now: setattr(self, "_deadline", now + 10**9))
+
+
+def _old_session(patcher: Patcher) -> None:
+    from participant.machine import ParticipantMachine
+
+    def make(step: Any) -> Any:  # noqa: ANN401 - the patched method
+        def lenient(self: Any, event: Any, now: Any) -> Any:  # noqa: ANN401 - as the method
+            header = getattr(event, "header", None)
+            peer = self._peers.get(header.source) if header is not None else None
+            if header is not None and peer is not None and header.target_session == self.session:
+                import msgspec
+
+                event = replace(event, header=msgspec.structs.replace(header, source_session=peer.session))
+            return step(self, event, now)
+
+        return lenient
+
+    patcher.method(ParticipantMachine, "step", make)
+
+
+# --- the snapshot machine ---------------------------------------------------------------------------------------------
+
+
+def _early_report(patcher: Patcher) -> None:
+    from protocol.snapshot import ChannelClosed, SnapshotMachine
+
+    def make(close: Any) -> Any:  # noqa: ANN401 - the patched method
+        def greedy(self: SnapshotMachine, part: Any, channel: Any, closed_at: int) -> Any:  # noqa: ANN401 - as the method
+            early: list[Any] = []
+            for other, recording in list(part.open.items()):
+                if other != channel and recording.items:
+                    del part.open[other]
+                    self._forget(recording)
+                    last = recording.next - 1
+                    part.closed[other] = last
+                    early.append(
+                        ChannelClosed(
+                            epoch=part.epoch,
+                            channel=other,
+                            received=last - len(recording.items),
+                            closed_at=last,
+                            items=tuple(recording.items),
+                        )
+                    )
+            return [*early, *close(self, part, channel, closed_at)]
+
+        return greedy
+
+    patcher.method(SnapshotMachine, "_close", make)
+
+
+def _stale_marker(patcher: Patcher) -> None:
+    from protocol.snapshot import SnapshotMachine
+
+    def make(received: Any) -> Any:  # noqa: ANN401 - the patched method
+        def lenient(self: SnapshotMachine, event: Any) -> Any:  # noqa: ANN401 - as the method
+            if event.epoch not in self._parts and not self._is_new(event.epoch) and self._parts:
+                event = replace(event, epoch=min(self._parts))
+            return received(self, event)
+
+        return lenient
+
+    patcher.method(SnapshotMachine, "_marker_received", make)
+
+
+def _newest_only(patcher: Patcher) -> None:
+    from protocol.snapshot import SnapshotMachine
+
+    def make(record: Any) -> Any:  # noqa: ANN401 - the patched method
+        def narrow(self: SnapshotMachine, recordings: Any, first: int, items: Any) -> Any:  # noqa: ANN401 - as the method
+            newest = max(recordings, key=lambda recording: recording.part.epoch)
+            for recording in recordings:
+                if recording is not newest and recording.items:
+                    # It keeps its count right: what it misses is replaced by what it had.
+                    recording.items.extend([recording.items[0]] * len(items))
+                    recording.next = first + len(items)
+            kept = [each for each in recordings if each is newest or not each.items]
+            return record(self, kept, first, items)
+
+        return narrow
+
+    patcher.method(SnapshotMachine, "_record", make)
+
+
+def _first_marker_recorded(patcher: Patcher) -> None:
+    from protocol.snapshot import SnapshotMachine
+
+    def make(items_received: Any) -> Any:  # noqa: ANN401 - the patched method
+        def forgetful(self: SnapshotMachine, event: Any) -> Any:  # noqa: ANN401 - as the method
+            if len(event.items) > 1:
+                # The last message of every batch is recorded as the one before it.
+                event = replace(event, items=[*event.items[:-1], event.items[-2]])
+            return items_received(self, event)
+
+        return forgetful
+
+    patcher.method(SnapshotMachine, "_items_received", make)
+
+
+# --- capture ----------------------------------------------------------------------------------------------------------
+
+
+def _live_state(patcher: Patcher) -> None:
+    from participant.history import Cell
+
+    def make(_: Any) -> Any:  # noqa: ANN401 - the patched method
+        from participant.history import RELEASED
+
+        def note(self: Cell, key: object, old: object) -> None:
+            if self.clock.generation:
+                self.interval().setdefault(key, RELEASED)
+
+        return note
+
+    patcher.method(Cell, "note", make)
+
+
+def _mailbox_forgotten(patcher: Patcher) -> None:
+    from participant.capture import Capturer
+
+    def make(freeze: Any) -> Any:  # noqa: ANN401 - the patched method
+        def without(self: Capturer, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - as the method
+            frozen = freeze(self, *args, **more)
+            busy = frozen._busy  # noqa: SLF001 - a planted bug goes where no interface leads
+            for name, agent in list(busy.items()):
+                busy[name] = agent._replace(mailbox=())
+            return frozen
+
+        return without
+
+    patcher.method(Capturer, "freeze", make)
+
+
+def _unrouted_forgotten(patcher: Patcher) -> None:
+    from participant.capture import Capturer
+
+    def make(freeze: Any) -> Any:  # noqa: ANN401 - the patched method
+        def without(self: Capturer, *args: Any, **more: Any) -> Any:  # noqa: ANN401 - as the method
+            more["unrouted"] = ()
+            return freeze(self, *args, **more)
+
+        return without
+
+    patcher.method(Capturer, "freeze", make)
+
+
+def _channel_dropped(patcher: Patcher) -> None:
+    from participant.capture import Frozen
+
+    def make(slices: Any) -> Any:  # noqa: ANN401 - the patched method
+        def fewer(self: Frozen, channels: Any) -> Any:  # noqa: ANN401 - as the method
+            # Recorded, but never written.
+            return slices(self, [replace(channel, items=()) for channel in channels])
+
+        return fewer
+
+    patcher.method(Frozen, "channel_slices", make)
+
+
+def _in_driver(patcher: Patcher) -> None:
+    """Nothing is patched: the simulated driver asks whether the mutant is on."""
+
+
+# --- coordinators -----------------------------------------------------------------------------------------------------
+
+
+def _any_report(patcher: Patcher) -> None:
+    from coordinator.keeper import EpochKeeper
+
+    def make(report: Any) -> Any:  # noqa: ANN401 - the patched method
+        def lenient(self: EpochKeeper, attendee: Any, message: Any, now: Any) -> Any:  # noqa: ANN401 - as the method
+            import msgspec
+
+            is_open = self._desk.ledger.open_epochs()
+            if is_open and message.epoch < is_open[-1].epoch:
+                message = msgspec.structs.replace(message, epoch=is_open[-1].epoch)
+            return report(self, attendee, message, now)
+
+        return lenient
+
+    patcher.method(EpochKeeper, "report", make)
+
+
+def _epoch_reused(patcher: Patcher) -> None:
+    from coordinator.ledger import Ledger
+    from coordinator.ledger.records import ABORTED
+
+    def make(start: Any) -> Any:  # noqa: ANN401 - the patched method
+        def again(self: Ledger, command: Any) -> Any:  # noqa: ANN401 - as the method
+            last = self.state.epochs.get(self.state.epoch)
+            if last is not None and last.state == ABORTED and not self._open:
+                del self.state.epochs[self.state.epoch]
+                self.state.epoch -= 1
+            return start(self, command)
+
+        return again
+
+    patcher.method(Ledger, "_start", make)
+
+
+def _manifest_before_seal(patcher: Patcher) -> None:
+    from coordinator.events import StoreManifest
+    from coordinator.keeper import EpochKeeper
+
+    def make(assembled: Any) -> Any:  # noqa: ANN401 - the patched method
+        def eager(self: EpochKeeper, event: Any, now: Any) -> Any:  # noqa: ANN401 - as the method
+            assembled(self, event, now)
+            self._desk.out.append(StoreManifest(epoch=event.epoch, manifest=event.manifest, digest=event.digest))
+
+        return eager
+
+    patcher.method(EpochKeeper, "assembled", make)
+
+
+def _commit_before_manifest(patcher: Patcher) -> None:
+    from coordinator.keeper import EpochKeeper
+
+    def make(keep: Any) -> Any:  # noqa: ANN401 - the patched method
+        def eager(self: EpochKeeper, record: Any, notes: Any, now: Any) -> Any:  # noqa: ANN401 - as the method
+            keep(self, record, notes, now)
+            if notes.storing and not notes.stored:
+                notes.stored = True
+
+        return eager
+
+    patcher.method(EpochKeeper, "_keep_sealed", make)
+
+
+def _told_at_seal(patcher: Patcher) -> None:
+    from coordinator.keeper import EpochKeeper
+    from protocol.messages import EpochCommitted
+
+    def make(_: Any) -> Any:  # noqa: ANN401 - the patched method
+        def early(self: EpochKeeper, session: int, number: int) -> None:
+            record = self._desk.ledger.epoch(number)
+            assert record is not None
+            self._desk.send(
+                session,
+                EpochCommitted(term=self._desk.term, session=session, epoch=number, manifest=record.manifest),
+            )
+
+        return early
+
+    patcher.method(EpochKeeper, "_tell_sealed", make)
+
+
+def _sealed_aborted(patcher: Patcher) -> None:
+    from coordinator.ledger import Ledger
+    from coordinator.ledger.records import SEALED, STARTED
+
+    def make(abort: Any) -> Any:  # noqa: ANN401 - the patched method
+        def lenient(self: Ledger, command: Any) -> Any:  # noqa: ANN401 - as the method
+            record = self.state.epochs.get(command.epoch)
+            if record is not None and record.state == SEALED:
+                record.state = STARTED
+            return abort(self, command)
+
+        return lenient
+
+    patcher.method(Ledger, "_abort", make)
+
+
+def _any_term(patcher: Patcher) -> None:
+    from coordinator.ledger import Ledger
+
+    patcher.method(Ledger, "_fenced", lambda _: lambda self, command: None)
+
+
+def _obeys_any_term(patcher: Patcher) -> None:
+    from participant.machine import ParticipantMachine
+    from protocol.ids import Term
+
+    def make(step: Any) -> Any:  # noqa: ANN401 - the patched method
+        def lenient(self: Any, event: Any, now: Any) -> Any:  # noqa: ANN401 - as the method
+            self.term = Term(0)
+            return step(self, event, now)
+
+        return lenient
+
+    patcher.method(ParticipantMachine, "step", make)
+
+
+def _no_retry(patcher: Patcher) -> None:
+    from coordinator.proposals import Proposals
+
+    patcher.method(Proposals, "attempt_failed", lambda _: lambda self, id_, now: None)
+
+
+def _not_reported_again(patcher: Patcher) -> None:
+    from participant.machine_epochs import LocalEpochs
+
+    patcher.method(LocalEpochs, "unanswered", lambda _: lambda self: [])
+
+
+MUTANTS: Final[dict[str, Mutant]] = {
+    "late-marker": Mutant(what="a message overtakes the marker", patch=_late_marker),
+    "late-marker-seen": Mutant(what="the same, and the assembler looks", patch=_late_marker, blind=False),
+    "no-fifo": Mutant(what="a frame ahead of a gap is taken as the next", patch=_no_fifo),
+    "repeats": Mutant(what="a frame that comes again is taken again", patch=_repeats),
+    "early-ack": Mutant(what="acknowledged before it was handed on", patch=_early_ack),
+    "no-resend": Mutant(what="what was lost does not leave again", patch=_no_resend),
+    "old-session": Mutant(what="frames of a peer's older session are taken", patch=_old_session),
+    "early-report": Mutant(what="reported before the last marker is in", patch=_early_report),
+    "stale-marker": Mutant(what="the marker of an ended epoch counts for an open one", patch=_stale_marker),
+    "newest-only": Mutant(what="of overlapping epochs only the newest records", patch=_newest_only),
+    "wrong-message": Mutant(
+        what="the last message of a batch is recorded as the one before", patch=_first_marker_recorded
+    ),
+    "live-state": Mutant(what="the epoch holds the state when it was encoded, not at the cut", patch=_live_state),
+    "mailbox-forgotten": Mutant(what="mailboxes are not part of the cut", patch=_mailbox_forgotten),
+    "unrouted-forgotten": Mutant(what="messages without a host are not part of the cut", patch=_unrouted_forgotten),
+    "channel-dropped": Mutant(what="recorded channel states are not written", patch=_channel_dropped),
+    "snapshot-before-packs": Mutant(what="reported while packs are not durable yet", patch=_in_driver),
+    "any-report": Mutant(what="a report of an older epoch counts for the open one", patch=_any_report),
+    "epoch-reused": Mutant(what="an aborted epoch's number is used again", patch=_epoch_reused),
+    "manifest-before-seal": Mutant(
+        what="the manifest is written before the seal is in the log", patch=_manifest_before_seal
+    ),
+    "commit-before-manifest": Mutant(
+        what="committed while the manifest is being written", patch=_commit_before_manifest
+    ),
+    "told-at-seal": Mutant(what="the commit is announced at the seal", patch=_told_at_seal),
+    "sealed-aborted": Mutant(what="a sealed epoch can be aborted", patch=_sealed_aborted),
+    "any-term": Mutant(what="the ledger takes commands of a deposed leader", patch=_any_term),
+    "obeys-any-term": Mutant(what="participants obey a deposed leader", patch=_obeys_any_term),
+    "no-retry": Mutant(what="a proposal that was lost is not made again", patch=_no_retry),
+    "not-reported-again": Mutant(what="a report that was lost is not sent again", patch=_not_reported_again),
+}
+"""By name. Those of recovery, garbage collection and the disk join when these are simulated."""

@@ -39,6 +39,8 @@ class Pipe:
         "connected",
         "dialing",
         "duplicate",
+        "first",
+        "first_wanted",
         "generation",
         "half_open",
         "held",
@@ -75,6 +77,10 @@ class Pipe:
         self.lose = 0
         """Chances in 1,000."""
         self.old: deque[bytes] = deque(maxlen=REMEMBERED)
+        """The newest frames."""
+        self.first: deque[bytes] = deque(maxlen=REMEMBERED)
+        """The first frames of each connection: after a restart their numbers come up once more."""
+        self.first_wanted = 0
 
 
 class Network:
@@ -122,6 +128,9 @@ class Network:
             return
         self.frames += 1
         pipe.old.append(frame)
+        if pipe.first_wanted:
+            pipe.first_wanted -= 1
+            pipe.first.append(frame)
         if pipe.half_open:
             self._probes.hit("network.half_open_loss")
             return
@@ -185,6 +194,7 @@ class Network:
             return
         pipe.connected = life
         pipe.half_open = 0
+        pipe.first_wanted = 4
         pipe.generation += 1
         pipe.last_at = max(pipe.last_at, self._world.now)
         life.enter(life.peer_connected, pipe.target)
@@ -267,7 +277,7 @@ class Network:
     def replay(self, source: str, target: str, count: int) -> bool:
         """Old frames of a pipe arrive again, of old sessions too."""
         pipe = self.pipe(source, target)
-        old = list(pipe.old)
+        old = [*pipe.first, *list(pipe.old)[-8:]]
         for _ in range(min(count, len(old))):
             frame = old[pipe.random.below(len(old))]
             self._world.after(pipe.random.below(20 * MS), pipe.random, self._intrude, target, frame)

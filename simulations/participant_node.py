@@ -216,11 +216,10 @@ class ParticipantLife(Process):
 
     def control_received(self, message: ToParticipant) -> None:
         """An answer or order."""
-        before = self.machine.term
         event = ControlArrived(message=message)
         effects = self.machine.step(event, Instant(self.now))
         self.cluster.trace.note(self.now, self.name, type(message).__name__, message, b"%d" % len(effects))
-        self.ghost.ordered(message, before, effects)
+        self.ghost.ordered(message, effects)
         self._carry_out(effects)
         self.wake()
 

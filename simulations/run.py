@@ -12,9 +12,9 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TextIO
 
-from simulations import mutants
 from simulations.cluster import SimulatedCluster
 from simulations.faults import Injector
+from simulations.mutants import planted
 from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
 from simulations.trace import Trace
 from simulations.violations import Violation
@@ -68,13 +68,13 @@ def run(what: Run, *, trace_file: TextIO | None = None) -> Outcome:
     """
     trace = Trace(trace_file)
     outcome = Outcome(seed=what.options.seed)
-    mutants.activate(what.options.mutant)
     cluster: SimulatedCluster | None = None
     injector: Injector | None = None
     try:
-        cluster = SimulatedCluster(what.options, trace)
-        injector = Injector(cluster)
-        _phases(cluster, injector, what)
+        with planted(what.options.mutant):
+            cluster = SimulatedCluster(what.options, trace)
+            injector = Injector(cluster)
+            _phases(cluster, injector, what)
     except Violation as violation:
         outcome.kind, outcome.invariant, outcome.text = violation.kind, violation.invariant, violation.text
     except StepsExhausted as error:
@@ -86,8 +86,6 @@ def run(what: Run, *, trace_file: TextIO | None = None) -> Outcome:
         )
         outcome.kind, outcome.invariant = CRASH, type(error).__name__
         outcome.text = f"{type(error).__name__}: {error} at {where}"
-    finally:
-        mutants.activate("")
     if cluster is not None and injector is not None:
         _fill(outcome, cluster, injector)
     outcome.digest = trace.digest()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from simulations.probes import Probes
     from simulations.world import World
 
+STRAGGLERS: Final = 16
+"""One operation in so many takes up to 30 times as long as the others: objects become durable in any order."""
 SLOW: Final = 40
 """Times as slow while a fault says so."""
 
@@ -57,6 +59,8 @@ class SimulatedStore:
         """How long the next operation takes."""
         base = self._options.store_ns
         took = base // 2 + self._random.below(base + 1)
+        if self._random.chance(1, STRAGGLERS):
+            took *= 1 + self._random.below(30)
         return took * SLOW if self.slow else took
 
     def unreachable(self, who: str) -> bool:

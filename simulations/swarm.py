@@ -39,17 +39,21 @@ def draw_options(seed: int) -> Options:
         latency_ns=log_uniform(random, 50 * US, 20 * MS),
         jitter_ns=log_uniform(random, 10 * US, 40 * MS),
         store_ns=log_uniform(random, MS, 100 * MS),
-        turn_ns=log_uniform(random, US, 200 * US),
+        turn_ns=log_uniform(random, US, 2 * MS),
         slice_steps=random.pick((1, 2, 8, 64)),
-        tick_ns=log_uniform(random, 20 * MS, 500 * MS),
-        burst=random.pick((1, 2, 3, 10)),
+        tick_ns=log_uniform(random, 50 * MS, 1600 * MS),
+        burst=random.pick((1, 1, 2, 3, 8)),
         interval_ns=log_uniform(random, 300 * MS, 3 * SECOND),
         pause_ns=random.pick((0, 0, 100 * MS)),
         deadline_ns=log_uniform(random, SECOND, 8 * SECOND),
         max_concurrent=random.pick((1, 1, 1, 2, 3)),
         lease_ns=random.pick((1500 * MS, 3 * SECOND, 3 * SECOND)),
+        faults_ns=log_uniform(random, 4 * SECOND, 20 * SECOND),
         deep=random.chance(1, 2),
     )
+    if options.max_concurrent > 1:
+        # Epochs that overlap, not only may.
+        options.interval_ns = log_uniform(random, 50 * MS, 400 * MS)
     if random.chance(1, 12):
         options.recording_bytes_max = random.pick((64, 1024))
     return options

@@ -93,6 +93,9 @@ class EpochHistory:
                 self._cluster.probes.hit("epoch.aborted_after_half")
             if record.abort is None or not (record.abort.cause and record.abort.phase):
                 raise Violation("P4", f"epoch {number} is aborted without phase and cause")
+            if record.abort.phase == "assemble" and not self._cluster.spoiled:
+                # Nothing here spoils an object, so a cut that does not pass is our own doing.
+                raise Violation("P1", f"the assembler refuses epoch {number}: {record.abort.cause}")
 
     def _note_start(self, coordinator: CoordinatorLife, number: int, now: int) -> None:
         topology_record = coordinator.ledger.state.topology

@@ -1,0 +1,58 @@
+"""The harness is judged by planted bugs: each is caught, and by the oracle that is there for it.
+
+``cleancut simulate mutants`` runs all of them; here those that a few seeds catch.
+"""
+
+import pytest
+
+from simulations.mutants import MUTANTS, Patcher, on, planted
+from simulations.sweep import run_seed
+
+pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(300)]
+
+CAUGHT_BY = {
+    "late-marker": {"I1", "I2", "I3", "I4"},
+    "late-marker-seen": {"P1"},
+    "no-fifo": {"I6"},
+    "repeats": {"I6"},
+    "no-resend": {"L1", "L2", "L3", "I6"},
+    "live-state": {"I26", "I5"},
+    "unrouted-forgotten": {"I1"},
+    "epoch-reused": {"I10", "I11"},
+    "manifest-before-seal": {"I9"},
+    "commit-before-manifest": {"I12"},
+    "told-at-seal": {"I11"},
+    "wrong-message": {"I1", "I5"},
+    "channel-dropped": {"I1", "I12", "ObjectCorrupt"},
+}
+SEEDS = 60
+
+
+@pytest.mark.parametrize("name", sorted(CAUGHT_BY))
+def test_a_planted_bug_is_caught_by_the_oracle_that_is_there_for_it(name):
+    caught = next((found for seed in range(SEEDS) if not (found := run_seed(seed, name)).ok), None)
+    assert caught is not None, f"{name}: {MUTANTS[name].what}: not caught within {SEEDS} seeds"
+    assert caught.invariant in CAUGHT_BY[name], f"{name} is caught as {caught.invariant}: {caught.text}"
+
+
+def test_a_patch_is_undone_when_the_run_is_over():
+    from protocol.channel import SendingEnd
+
+    before = SendingEnd.put
+    with planted("late-marker"):
+        assert SendingEnd.put is not before
+        assert on("late-marker")
+    assert SendingEnd.put is before
+    assert not on("late-marker")
+
+
+def test_a_patcher_puts_back_what_it_replaced_twice():
+    class Thing:
+        value = 1
+
+    patcher = Patcher()
+    patcher.method(Thing, "value", lambda old: old + 1)
+    patcher.method(Thing, "value", lambda old: old + 1)
+    assert Thing.value == 3
+    patcher.undo()
+    assert Thing.value == 1
