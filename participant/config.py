@@ -17,6 +17,16 @@ if TYPE_CHECKING:
 TRANSPORTS = ("websocket", "memory", "mqtt://host:port", "mqtts://host:port")
 
 
+def check_interpreter(*, assertions: bool = __debug__) -> None:
+    """Refuse an interpreter in which the guards would not hold.
+
+    Raises:
+        ConfigError: ``python -O``.
+    """
+    if not assertions:
+        raise ConfigError("python -O", "assertions are part of a participant's safety; start it without -O")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ParticipantConfig:
     """What a participant is told; checked as a whole when it is made.
@@ -30,8 +40,14 @@ class ParticipantConfig:
     cluster: str
     coordinators: tuple[str, ...] = ()
     """``host:port`` or ``https://host:port`` of each coordinator's API; one that answers is enough, it points to the leader."""
-    transport: str = "websocket"
-    """``websocket`` (peer to peer), ``mqtt://host:port`` (through a broker), ``memory`` (one process)."""
+    transport: str = field(default="websocket", repr=False)
+    """``websocket`` (peer to peer), ``mqtt[s]://[user:password@]host:port`` (through a broker), ``memory`` (one process).
+    Not shown, since it may hold a password."""
+    mqtt_ca_file: str | None = None
+    """The authority that an ``mqtts://`` broker's certificate is checked against; None: what this machine trusts."""
+    mqtt_cert_file: str | None = None
+    """Certificate that an ``mqtts://`` broker is shown, where it asks for one; together with `mqtt_key_file`."""
+    mqtt_key_file: str | None = None
     store: str | ObjectStore = ""
     """Where local snapshots go: ``file:/path``, ``/path``, ``memory:name``, or a store. All participants and coordinators
     share one."""
@@ -64,7 +80,12 @@ class ParticipantConfig:
         for target in self.targets or ():
             participant_id(target)
         if self.transport not in {"websocket", "memory"} and not self.transport.startswith(("mqtt://", "mqtts://")):
-            raise ConfigError("transport", f"{self.transport!r} is none of {', '.join(TRANSPORTS)}")
+            raise ConfigError("transport", f"{_without_password(self.transport)!a} is none of {', '.join(TRANSPORTS)}")
+        for name in ("mqtt_ca_file", "mqtt_cert_file", "mqtt_key_file"):
+            if getattr(self, name) is not None and not self.transport.startswith("mqtts://"):
+                raise ConfigError(name, "is for a transport of mqtts://host:port only")
+        if (self.mqtt_cert_file is None) != (self.mqtt_key_file is None):
+            raise ConfigError("mqtt_cert_file", "give mqtt_cert_file and mqtt_key_file together")
         if self.secret is not None and self.secret_file is not None:
             raise ConfigError("secret", "give secret or secret_file, not both")
         if self.secret is None and self.secret_file is None:
@@ -93,3 +114,8 @@ class ParticipantConfig:
     def participant_id(self) -> ParticipantId:
         """`id`, checked."""
         return participant_id(self.id)
+
+
+def _without_password(url: str) -> str:
+    scheme, separator, rest = url.partition("://")
+    return f"{scheme}{separator}{rest.rpartition('@')[2]}"

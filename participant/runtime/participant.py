@@ -18,8 +18,9 @@ import secrets
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from participant.agent import Agent
 from participant.codec import MessageRegistry
-from participant.config import ParticipantConfig
+from participant.config import ParticipantConfig, check_interpreter
 from participant.context import encode_envelope, too_long
 from participant.events import EpochAborted, EpochCommitted, EpochPartFailed, Lost, Member
 from participant.failure import DeadLettered, DeadLetters, Stopped
@@ -70,7 +71,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Sequence
     from types import TracebackType
 
-    from participant.agent import Agent
     from participant.events import ParticipantEvent
     from participant.machine_events import Delivery, Effect, Event
     from participant.runtime.clock import Cancellable
@@ -123,6 +123,8 @@ class Participant:
         clock: Clock | None = None,
         **settings: Any,  # noqa: ANN401 - the other fields of ParticipantConfig, checked there
     ) -> None:
+        check_interpreter()
+        _check_agents(agents)
         try:
             self.config = ParticipantConfig(
                 id=id,
@@ -166,8 +168,6 @@ class Participant:
         self._registry = registry
         self._cut_clock = CutClock()
         self._hosts = [AgentHost(agent, registry, self._cut_clock) for agent in agents]
-        if len({host.id for host in self._hosts}) != len(self._hosts):
-            raise ConfigError("agents", "two agents have one id")
         self._check_pickle()
         self._machine = ParticipantMachine(
             self.id,
@@ -309,6 +309,8 @@ class Participant:
             raise refusal
         self._ingested += 1
         self._step(MessageIngested((envelope, data)))
+        if self._closed and self._failure is not None:
+            raise self._failure
 
     async def wait_member(self) -> None:
         """Until this participant is a member of the cluster and its agents run.
@@ -400,7 +402,12 @@ class Participant:
     def _step(self, event: Event) -> None:
         if self._closed:
             return
-        self._carry_out(self._machine.step(event, self._clock.now()))
+        try:
+            self._carry_out(self._machine.step(event, self._clock.now()))
+        except Exception as error:  # noqa: BLE001 - a bug of ours: going on would be guessing
+            # Not left to who called: a timer that raises is a line in a log, and never set again.
+            self._task_failed(error)
+            return
         if not self._tick_due:
             self.wake()
 
@@ -733,11 +740,30 @@ class Participant:
                 listen=config.listen,
                 advertise=config.advertise,
             )
-        from participant.runtime.transports.mqtt import MqttSettings, MqttTransport
+        from participant.runtime.transports.mqtt import MqttSettings, MqttTransport, client_tls
 
-        return MqttTransport(
-            cluster=config.cluster_name, participant=self.id, settings=MqttSettings.from_url(config.transport)
-        )
+        tls = None
+        if config.transport.startswith("mqtts://"):
+            tls = client_tls(
+                ca_file=config.mqtt_ca_file, cert_file=config.mqtt_cert_file, key_file=config.mqtt_key_file
+            )
+        settings = MqttSettings.from_url(config.transport, tls=tls)
+        return MqttTransport(cluster=config.cluster_name, participant=self.id, settings=settings)
+
+
+def _check_agents(agents: Sequence[object]) -> None:
+    """Before any of them is taken: agents that were refused here can be given again."""
+    seen: dict[str, object] = {}
+    for agent in agents:
+        if not isinstance(agent, Agent):
+            hint = f"{agent.__qualname__}(name) is one" if isinstance(agent, type) else "subclass Agent"
+            raise ConfigError("agents", f"{agent!r} is no agent; {hint}")
+        name = getattr(agent, "id", "")
+        if name and name in seen:
+            raise ConfigError(
+                "agents", f"{name} was given twice" if seen[name] is agent else f"two agents have one id, {name}"
+            )
+        seen[name] = agent
 
 
 class _Listener:

@@ -24,8 +24,10 @@ def _die_with_parent() -> None:
 class Broker:
     """One mosquitto; `start` returns when it answers."""
 
-    def __init__(self, folder: Path, *, password: str | None = None) -> None:
+    def __init__(self, folder: Path, *, password: str | None = None, tls: Path | None = None) -> None:
+        """`tls`: a folder with ca.pem, broker.pem and broker.key; clients must show a certificate, too."""
         self.folder = folder
+        self._scheme = "mqtt" if tls is None else "mqtts"
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         executable = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
@@ -40,6 +42,9 @@ class Broker:
             "message_size_limit 8388608",
             f"log_dest file {folder}/mosquitto.log",
         ]
+        if tls is not None:
+            lines += [f"cafile {tls}/ca.pem", f"certfile {tls}/broker.pem", f"keyfile {tls}/broker.key"]
+            lines.append("require_certificate true")
         if password is None:
             lines.append("allow_anonymous true")
         else:
@@ -55,7 +60,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        return f"mqtt://127.0.0.1:{self.port}"
+        return f"{self._scheme}://127.0.0.1:{self.port}"
 
     async def start(self) -> None:
         self._process = subprocess.Popen(  # noqa: ASYNC220 - forking is all that blocks

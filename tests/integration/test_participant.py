@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import random
+import subprocess
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from coordinator.certificates import make_certificates
 from participant import (
     Agent,
     Context,
@@ -26,10 +29,12 @@ from participant.runtime.conductor import LocalControl
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
 from participant.runtime.transports.websocket import WebSocketTransport
 from protocol.errors import ConfigError, FencedError, Refused, StoreError
+from protocol.ids import coordinator_id
 from protocol.items import encode_message_item
 from protocol.keys import ClusterKeys
 from protocol.storage import open_store
 from protocol.wire import FrameCodec
+from tests.integration.broker import Broker
 from tests.integration.fleet import CLUSTER, KEYS, SECRET, Fleet, Holder, Token, until
 
 if TYPE_CHECKING:
@@ -434,6 +439,8 @@ async def test_a_full_disk_aborts_with_errno_while_agents_go_on_and_heals_by_its
         ({"targets": ("a",)}, "channel"),
         ({"targets": ("b c",)}, "participant"),
         ({"max_concurrent_epochs": 0}, "not positive"),
+        ({"transport": "mqtt://h:1", "mqtt_ca_file": "ca.pem"}, "mqtt_ca_file: is for a transport of mqtts"),
+        ({"transport": "mqtts://h:1", "mqtt_cert_file": "c.pem"}, "together"),
         ({"listne": "127.0.0.1:0"}, "listne"),
     ],
 )
@@ -446,6 +453,49 @@ def test_wrong_settings_are_refused_with_their_name(changes: dict[str, object], 
 def test_two_agents_of_one_id_are_refused() -> None:
     with pytest.raises(ConfigError, match="two agents"):
         Participant(Holder("a"), Holder("a"), id="a", cluster="shop", store="memory:x", secret=SECRET)
+
+
+def test_what_is_no_agent_or_comes_twice_is_refused_and_may_be_given_again() -> None:
+    settings: dict[str, Any] = {"id": "a", "cluster": "shop", "store": "memory:x", "secret": SECRET}
+    one = Holder("a")
+    with pytest.raises(ConfigError, match="holder/a was given twice"):
+        Participant(one, one, **settings)
+    with pytest.raises(ConfigError, match=r"Holder\(name\) is one"):
+        Participant(one, Holder, **settings)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'a' is no agent"):
+        Participant("a", **settings)  # type: ignore[arg-type]
+    Participant(one, **settings)
+
+
+def test_an_interpreter_without_assertions_is_refused() -> None:
+    code = "from participant import Participant; Participant(id='a', cluster='shop', store='memory:x', secret=bytes(range(32)))"
+    found = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "python -O: assertions are part of a participant's safety" in found.stderr
+
+
+# paho leaves the socket of a handshake that failed to the collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_broker_over_tls_that_asks_for_certificates(tmp_path: Path) -> None:
+    tls = tmp_path / "tls"
+    make_certificates(tls, {coordinator_id("broker"): ["127.0.0.1"], coordinator_id("a"): ["127.0.0.1"]})
+    fleet = Fleet("mqtt", tmp_path)
+    fleet.broker = Broker(tmp_path, tls=tls)
+    files = {"mqtt_ca_file": f"{tls}/ca.pem", "mqtt_cert_file": f"{tls}/a.pem", "mqtt_key_file": f"{tls}/a.key"}
+    async with fleet:
+        await fleet.join("a", Holder("a", "b"), **files)
+        await fleet.join("b", Holder("b", "a"), **files)
+        await fleet.conductor.wait_members("a", "b")
+        await fleet.participants["a"].ingest("holder/a", Token(1, 5))
+        number = await fleet.conductor.epoch()
+        assert sum(fleet.money(number)) == 2001
+        with pytest.raises(ConfigError, match="mqtt_cert_file"):
+            await fleet.join("c", Holder("c"), **{**files, "mqtt_key_file": f"{tls}/ca.pem"})
+        with pytest.raises(ConfigError, match="mqtt_ca_file"):
+            await fleet.join("c", Holder("c"), **{**files, "mqtt_ca_file": str(tmp_path / "none")})
+        del files["mqtt_ca_file"]
+        with pytest.raises(ConfigError, match=r"not trusted.*mqtt_ca_file"):
+            await fleet.join("c", Holder("c"), **files)
 
 
 def test_pickled_state_must_be_allowed() -> None:
@@ -472,6 +522,26 @@ async def test_one_object_is_one_life(memory: Fleet) -> None:
         await participant.__aenter__()
 
 
-def test_a_config_does_not_print_its_secret() -> None:
-    participant = Participant(Holder("a"), id="a", cluster="shop", store="memory:x", secret=SECRET)
+def test_a_config_does_not_print_its_secrets() -> None:
+    settings: dict[str, Any] = {"id": "a", "cluster": "shop", "store": "memory:x", "secret": SECRET}
+    participant = Participant(Holder("a"), transport="mqtt://me:sesame@broker:1883", **settings)
     assert repr(SECRET) not in repr(participant.config)
+    assert "sesame" not in repr(participant.config)
+    with pytest.raises(ConfigError) as refused:
+        Participant(Holder("a"), transport="mqt://me:sesame@broker:1883", **settings)
+    assert "sesame" not in str(refused.value)
+
+
+async def test_a_bug_of_ours_ends_the_participant_wherever_it_shows(memory: Fleet) -> None:
+    """A timer that raises would be a line in a log, and a participant that never sends again."""
+    participant = await memory.join("a", Holder("a"))
+    await memory.conductor.wait_members("a")
+
+    def broken(*_: object) -> None:
+        raise AssertionError("broken")
+
+    participant._machine.step = broken  # type: ignore[method-assign]
+    participant._timer_fired()
+    with pytest.raises(Refused, match="AssertionError: broken"):
+        await participant.ingest("holder/a", Token(1, 1))
+    participant._failure = None

@@ -29,6 +29,7 @@ from participant.runtime.backoff import Backoff
 from participant.runtime.tasks import TaskSet
 from protocol.errors import ConfigError
 from protocol.ids import NAME_PATTERN, ClusterName, ParticipantId
+from protocol.keys import trust
 from protocol.limits import FRAME_BYTES_MAX, SEND_BUFFER_BYTES
 
 if TYPE_CHECKING:
@@ -89,6 +90,25 @@ class MqttSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def client_tls(*, ca_file: str | None, cert_file: str | None, key_file: str | None) -> ssl.SSLContext:
+    """What an ``mqtts://`` broker's certificate is checked with, and what it is shown.
+
+    Raises:
+        ConfigError: A file cannot be used.
+    """
+    context = ssl.create_default_context() if ca_file is None else trust("mqtt_ca_file", ca_file)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    if cert_file is not None:
+        assert key_file is not None, "the configuration was checked"
+        try:
+            # An empty password: a key that has one is refused instead of asked for on the terminal.
+            context.load_cert_chain(cert_file, key_file, password="")
+        except (ssl.SSLError, OSError) as error:
+            why = error.strerror if not isinstance(error, ssl.SSLError) else "not a certificate and its key, in PEM"
+            raise ConfigError("mqtt_cert_file", f"{cert_file!a} with {key_file!a} cannot be used: {why}") from None
+    return context
+
+
 class MqttTransport:
     """One participant's end; a `protocol.ports.Transport`."""
 
@@ -106,6 +126,8 @@ class MqttTransport:
         self._client: aiomqtt.Client | None = None
         self._started: asyncio.Future[None] | None = None
         self._greeted_at: dict[str, float] = {}
+        self._problem = ""
+        """Why the broker was not reached the last time."""
         self._tasks = TaskSet(self._task_failed)
         self._counts = dict.fromkeys(
             ("frames_sent", "frames_received", "frames_dropped", "connections", "disconnections", "refused"), 0
@@ -131,7 +153,8 @@ class MqttTransport:
         except TimeoutError:
             await self.close()
             where = f"{self._settings.host}:{self._settings.port}"
-            raise ConfigError("transport", f"no MQTT broker answers at {where}") from None
+            why = f" ({self._problem})" if self._problem else ""
+            raise ConfigError("transport", f"no MQTT broker answers at {where}{why}") from None
         except ConfigError:
             await self.close()
             raise
@@ -184,10 +207,18 @@ class MqttTransport:
                     await self._carry(client)
             except aiomqtt.MqttError as error:
                 # Bad password and the like: told to the user if it is the first attempt, else tried again.
-                if self._started is not None and not self._started.done() and _refused(error):
+                self._problem = str(error)
+                if self._started is not None and not self._started.done():
                     where = f"{self._settings.host}:{self._settings.port}"
-                    self._started.set_exception(ConfigError("transport", f"the broker {where} refuses us: {error}"))
-                    return
+                    if _refused(error):
+                        self._started.set_exception(ConfigError("transport", f"the broker {where} refuses us: {error}"))
+                        return
+                    if "CERTIFICATE_VERIFY_FAILED" in self._problem:
+                        hint = "is mqtt_ca_file the authority of its certificate?"
+                        self._started.set_exception(
+                            ConfigError("transport", f"the broker {where} is not trusted: {error}; {hint}")
+                        )
+                        return
                 if str(error) != said:
                     said = str(error)
                     log.info("MQTT broker %s:%s: %s", self._settings.host, self._settings.port, error)

@@ -29,6 +29,7 @@ from participant.runtime.backoff import Backoff
 from participant.runtime.tasks import TaskSet
 from participant.runtime.transports import handshake
 from protocol.errors import ConfigError, WireError
+from protocol.failpoints import is_loopback
 from protocol.ids import ChannelId, ClusterName, ParticipantId
 from protocol.limits import FRAME_BYTES_MAX, HANDSHAKES_MAX, KIB, SEND_BUFFER_BYTES
 
@@ -170,6 +171,11 @@ class WebSocketTransport:
             await self.close()
             raise ConfigError("listen", _bind_problem(f"{self._host}:{self._port}", error)) from None
         self._port = self._runner.addresses[0][1]
+        if not is_loopback(self._host):
+            log.warning(
+                "listening on %s: frames are authenticated, not encrypted; whoever can watch this network reads the messages",
+                f"{_bracket(self._host)}:{self._port}",
+            )
 
     def set_peers(self, peers: dict[str, str]) -> None:
         """Dial who is new and ours to dial, drop who is gone."""
