@@ -39,7 +39,7 @@ def configurations(*, full: bool) -> bool:
         elif got.states != each.states:
             result = f"WRONG: {each.states:,} states expected"
         good = good and not result.startswith("WRONG")
-        row(each.name, f"`{each.switches}`", f"{got.states:,}", f"{got.transitions:,}", f"{got.cpu_s:.0f}", result)
+        row(each.name, quoted(each.switches), f"{got.states:,}", f"{got.transitions:,}", f"{got.cpu_s:.0f}", result)
     return good
 
 
@@ -53,7 +53,7 @@ def mutants() -> bool:
         caught = got.errors > 0 and got.invariant == each.invariant
         by = each.invariant if caught else f"WRONG: {got.violated or 'not caught'}"
         good = good and caught
-        row(each.name, each.about, f"`{each.switches}`", f"{got.states:,}", by)
+        row(each.name, each.about, quoted(each.switches), f"{got.states:,}", by)
     return good
 
 
@@ -67,7 +67,9 @@ def probes() -> bool:
         reached = got.errors > 0 and "||" not in got.violated
         good = good and reached
         row(
-            each.name, f"`{each.switches}`", f"{got.states:,}" if reached else f"WRONG: {got.violated or 'not reached'}"
+            each.name,
+            quoted(each.switches),
+            f"{got.states:,}" if reached else f"WRONG: {got.violated or 'not reached'}",
         )
     return good
 
@@ -75,6 +77,11 @@ def probes() -> bool:
 def row(*cells: str) -> None:
     """One line of a table, at once: a search may take minutes."""
     print("| " + " | ".join(cells) + " |", flush=True)
+
+
+def quoted(switches: str) -> str:
+    """As code, where there are any."""
+    return f"`{switches}`" if switches else ""
 
 
 def main(arguments: list[str]) -> int:

@@ -50,7 +50,9 @@ CONFIGURATIONS = (
         states=135_421,
         about="not strongly connected",
     ),
-    Configuration(name="abort", switches="EPOCHS=2 ABORTS=1", states=1_092_319, about="an epoch after an aborted one"),
+    Configuration(
+        name="abort", switches="LINE EPOCHS=2 ABORTS=1", states=23_160, about="an epoch after an aborted one"
+    ),
     Configuration(
         name="commit",
         switches="LINE FAILOVERS=1 AGAIN=1",
@@ -67,6 +69,9 @@ CONFIGURATIONS = (
         switches="N=2 EPOCHS=2 ABORTS=1 FAULTS=1 FAILOVERS=1",
         states=1_178_508,
         about="abort, crash and change of leader in one run",
+    ),
+    Configuration(
+        name="abort-mesh", switches="EPOCHS=2 ABORTS=1", states=1_092_319, about="everybody to everybody", quick=False
     ),
     Configuration(
         name="crash", switches="FAULTS=1", states=2_850_195, about="rollback, everybody to everybody", quick=False
