@@ -6,7 +6,7 @@ import heapq
 from random import Random
 from typing import TYPE_CHECKING
 
-from simulations.oracles.reachability import (
+from tests.model.reach_oracle import (
     Channel,
     HistoryEvent,
     Kind,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulations.oracles.reachability import Fault, HistoryEvent, Kind, RecordedCut, judge_reachability
+from tests.model.reach_oracle import Fault, HistoryEvent, Kind, RecordedCut, judge_reachability
 from tests.model.token_world import TokenWorld, Transfer, step
 
 SEEDS = 100
