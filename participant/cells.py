@@ -44,7 +44,7 @@ class PlainCell(Cell):
     def set(self, value: Any) -> None:  # noqa: ANN401 - of the declared type
         """Write inside a turn."""
         state = self.state
-        if not state.open:
+        if not state.in_turn():
             state.refuse_write(self.name)
         given = type(value)
         if (
@@ -113,13 +113,12 @@ class ObjectCell(Cell):
     @property
     def current(self) -> Any:  # noqa: ANN401 - of the declared type
         """The turn's working copy; outside of a turn a copy of the committed value."""
-        if self.live is MISSING or (self.mutable and not self.state.open):
-            if self.stored is MISSING and self.written is MISSING:
+        if self.mutable and not self.state.in_turn():
+            return MISSING if self.stored is MISSING else self.form.load(self.stored)
+        if self.live is MISSING:
+            if self.stored is MISSING:
                 return MISSING
-            copy = self.form.load(self.stored)
-            if self.mutable and not self.state.open:
-                return copy
-            self.live = copy
+            self.live = self.form.load(self.stored)
         elif self.mutable and not self.touched and not self.form.is_form_of(self.stored, self.live):
             # Somebody outside of any turn has a reference to the working copy, and changed it.
             self.live = self.form.load(self.stored)
@@ -130,7 +129,7 @@ class ObjectCell(Cell):
     def set(self, value: Any) -> None:  # noqa: ANN401 - of the declared type
         """Write inside a turn."""
         state = self.state
-        if not state.open:
+        if not state.in_turn():
             state.refuse_write(self.name)
         if value is self.live and self.touched and self.mutable:
             return  # `self.items += [x]` reads, grows in place and sets the same object: turn commit checks it
@@ -220,14 +219,19 @@ class KeyedState(Cell, MutableMapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         writes = self.writes
-        if writes and (value := writes.get(key, MISSING)) is not MISSING:
+        if (
+            writes
+            and (value := writes.get(key, MISSING)) is not MISSING
+            # A working copy is for its turn alone, not for a task of an earlier one.
+            and (not self.mutable or self.state.in_turn())
+        ):
             if value is DELETED:
                 raise KeyError(key)
             return cast("V", value)
         stored = self.data[key]
         if self.form is None:
             return cast("V", stored)
-        if self.mutable and not self.state.open:
+        if self.mutable and not self.state.in_turn():
             return cast("V", self.form.load(stored))
         value = self.live.get(key, MISSING)
         # As in `ObjectCell.current`.
@@ -251,7 +255,7 @@ class KeyedState(Cell, MutableMapping[K, V]):
 
     def __setitem__(self, key: K, value: V) -> None:
         state = self.state
-        if not state.open:
+        if not state.in_turn():
             state.refuse_write(self.name)
         schema = self.key_schema
         checked = schema.check_plain(key, state.agent_id, f"key {step_into(self.name, key)}") if schema.plain else key
@@ -269,7 +273,7 @@ class KeyedState(Cell, MutableMapping[K, V]):
 
     def __delitem__(self, key: K) -> None:
         state = self.state
-        if not state.open:
+        if not state.in_turn():
             state.refuse_write(self.name)
         if key not in self:
             raise KeyError(key)
@@ -414,7 +418,7 @@ class KeyedState(Cell, MutableMapping[K, V]):
     # (inside a turn) and the loader's (between turns).
     def clear(self) -> None:
         """Remove every key: inside a turn as part of it, before a load at once."""
-        if self.state.open:
+        if self.state.in_turn():
             for key in list(self):
                 del self[key]
             return

@@ -166,15 +166,16 @@ class Turn:
         """
         host = self._host
         assert host.turn is self, "a turn ends once"
-        self.context.closed = True
         try:
             host.state.rollback()
         except Exception as broken:  # noqa: BLE001 - a user's restore() raised: the state is not known any more
+            self.context.closed = True
             host.state.abandon()
             host.turn = None
             host.dead = True
             reason = f"{describe(error)}; then its restore() failed: {describe(broken)}"
             return Stopped(agent=host.id, message=self.envelope, reason=reason, attempts=host.attempts, at=now)
+        self.context.closed = True
         host.turn = None
         outcome = decide(
             host.agent.failure,

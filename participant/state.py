@@ -18,7 +18,8 @@ A handler that reads a mutable value pays for its encoding when it is read and a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, TypeVar, cast, overload
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NoReturn, Protocol, TypeVar, cast, overload
 
 import msgspec
 
@@ -39,6 +40,17 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Serializer = Literal["msgpack", "cloudpickle"]
+
+
+class TurnContext(Protocol):
+    """What says whether a turn has ended."""
+
+    closed: bool
+
+
+TURN_CONTEXT: Final[ContextVar[TurnContext | None]] = ContextVar("cleancut turn", default=None)
+"""The turn in which the code that runs now was started; a driver sets it. Tasks inherit it: so a task that outlives its turn
+is told from the next turn, which may be open by then."""
 
 
 class AgentState:
@@ -69,6 +81,13 @@ class AgentState:
         self.clock = clock
         for cell in self.cells.values():
             cell.start(clock)
+
+    def in_turn(self) -> bool:
+        """Whether a turn is open, and it is not a task of an earlier one that asks."""
+        if not self.open:
+            return False
+        context = TURN_CONTEXT.get()
+        return context is None or not context.closed or not self.adopted
 
     def begin(self) -> None:
         """Open a turn."""

@@ -27,6 +27,7 @@ from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from participant.failure import DeadLettered, RetryAfter, Stopped
+from participant.state import TURN_CONTEXT
 from protocol.limits import TURN_SLICE_NS
 
 if TYPE_CHECKING:
@@ -213,6 +214,7 @@ class Pump:
             self.turns_failed += 1
             self._sink.turn_failed(turn)
             return True
+        TURN_CONTEXT.set(turn.context)
         try:
             coroutine = turn.start()
             if coroutine is not None:
@@ -332,8 +334,12 @@ class Pump:
 
     async def _run_awaiting(self, runner: _Runner, turn: Turn, coroutine: Coroutine[Any, Any, None]) -> None:
         size = len(turn.data)
+        token = TURN_CONTEXT.set(turn.context)
         try:
-            await coroutine
+            try:
+                await coroutine
+            finally:
+                TURN_CONTEXT.reset(token)
             if self._closing:
                 turn.abandon()
                 return

@@ -8,9 +8,9 @@ import contextvars
 import msgspec
 import pytest
 
-from participant import Agent, Context, DeadLetter, Stop, handler, value
+from participant import Agent, Context, DeadLetter, Stop, handler, keyed, value
 from participant.testing import Cluster
-from protocol.errors import Refused
+from protocol.errors import LocalProtocolError, Refused
 
 tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default="clean")
 
@@ -289,3 +289,79 @@ async def test_timers_of_an_agent_that_is_never_idle_fire() -> None:
                 break
         assert timed.seen == ["first", "second"]
         await cluster.idle()
+
+
+class Haunted(Agent, kind="haunted"):
+    """Starts tasks that go on when their turn has ended, while the next turn is open."""
+
+    count = value(int, default=0)
+    plain = keyed(str, int)
+    items = value(list[int], default=[1])
+    table = keyed(str, list[int])
+    failure = DeadLetter()
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.table["a"] = [1]
+        self.next_turn = asyncio.Event()
+        self.done = asyncio.Event()
+        self.refused: list[str] = []
+
+    @handler
+    async def on_do(self, ctx: Context, do: Do) -> None:
+        if do.what == "start":
+            self.task = asyncio.create_task(self._outlive())
+        elif do.what == "start, awaiting":
+            await asyncio.sleep(0)
+            self.task = asyncio.create_task(self._outlive())
+        else:
+            self.items.append(2)
+            self.table["a"].append(2)
+            self.next_turn.set()
+            await self.done.wait()
+            await asyncio.gather(self._help(), asyncio.to_thread(self._write))
+
+    async def _help(self) -> None:
+        self.count += 1
+
+    def _write(self) -> None:
+        self.plain["thread"] = 1
+
+    async def _outlive(self) -> None:
+        await self.next_turn.wait()
+        writes = (
+            lambda: setattr(self, "count", 100),
+            lambda: setattr(self, "items", [100]),
+            lambda: self.plain.update(x=100),
+            lambda: self.table.update(x=[100]),
+            lambda: self.table.pop("a"),
+            lambda: self.plain.update({"y": 100}),
+        )
+        for write in writes:
+            try:
+                write()
+            except LocalProtocolError as error:
+                self.refused.append(str(error))
+        for found in (self.items, self.table["a"]):
+            found.append(100)
+        self.done.set()
+
+
+@pytest.mark.parametrize("start", ["start", "start, awaiting"])
+async def test_a_task_that_outlives_its_turn_has_no_part_in_the_next_one(start: str) -> None:
+    """Tasks and threads of the turn itself, on the other hand, have."""
+    agent = Haunted("main")
+    async with Cluster(agent) as cluster:
+        await cluster.send("haunted/main", Do(start))
+        await cluster.idle()
+        await cluster.send("haunted/main", Do("next"))
+        await cluster.idle()
+        assert cluster.dead_letters == ()
+        assert (agent.count, agent.items, dict(agent.plain), dict(agent.table)) == (
+            1,
+            [1, 2],
+            {"thread": 1},
+            {"a": [1, 2]},
+        )
+    assert len(agent.refused) == 6
+    assert "outside of a turn" in agent.refused[0]
