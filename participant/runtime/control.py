@@ -149,13 +149,13 @@ class ControlClient:
 
     async def _stay_connected(self) -> None:
         backoff = Backoff(first=0.05, most=1.0)
-        turn = 0
+        turn, count = 0, len(self._coordinators)
         pointed = ""
         said = ""
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while self._sink is not None:
-                url = pointed or self._coordinators[turn % len(self._coordinators)]
+                url = pointed or self._coordinators[turn % count]
                 connections = self._counts["connections"]
                 try:
                     pointed = await self._talk(session, url)
@@ -173,12 +173,14 @@ class ControlClient:
                     # No wait: where it points is usually right, and an election is when it matters.
                     await asyncio.sleep(0.01)
                     continue
-                # Not the same one again: a stopped process takes connections and never answers.
-                turn = self._coordinators.index(url) + 1 if url in self._coordinators else turn + 1
+                rounds = turn // count
+                turn += 1
+                if self._coordinators[turn % count] == url:
+                    turn += 1  # Not the same one again: a stopped process takes connections and never answers.
                 if problem != said:
                     log.warning("coordinator %s: %s; trying on", url, problem)
                     said = problem
-                if turn % len(self._coordinators) == 0:
+                if turn // count > rounds:
                     await asyncio.sleep(backoff.next())
 
     async def _talk(self, session: aiohttp.ClientSession, url: str) -> str:
