@@ -7,11 +7,19 @@ come and go in between, so it keeps its own set.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from contextvars import Context
+
+
+log = logging.getLogger("cleancut.participant.tasks")
+
+CANCEL_SECONDS: Final = 2.0
+CANCELLATIONS_MAX: Final = 5
+"""Ten seconds in all: a handler that cleans up over the network has had its time."""
 
 
 class TaskSet:
@@ -37,13 +45,22 @@ class TaskSet:
         return task
 
     async def close(self) -> None:
-        """Cancel all and wait until they have ended; safe to call from one of them."""
+        """Cancel all and wait until they have ended; safe to call from one of them.
+
+        A task that swallows its cancellation is told again, and left alone in the end: whoever closes must get on.
+        """
         current = asyncio.current_task()
-        tasks = [task for task in self._tasks if task is not current]
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.gather(*tasks, return_exceptions=True)
+        tasks = {task for task in self._tasks if task is not current}
+        for attempt in range(CANCELLATIONS_MAX):
+            for task in [task for task in self._tasks if task in tasks]:
+                task.cancel()
+            if not tasks:
+                return
+            _, tasks = await asyncio.wait(tasks, timeout=CANCEL_SECONDS)
+            if tasks:
+                names = ", ".join(sorted({task.get_name() for task in tasks}))
+                level = logging.WARNING if attempt + 1 < CANCELLATIONS_MAX else logging.ERROR
+                log.log(level, "%d tasks do not end though they were cancelled: %s", len(tasks), names)
 
     def __len__(self) -> int:
         return len(self._tasks)

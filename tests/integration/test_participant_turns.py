@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 
 import msgspec
@@ -365,3 +366,31 @@ async def test_a_task_that_outlives_its_turn_has_no_part_in_the_next_one(start: 
         )
     assert len(agent.refused) == 6
     assert "outside of a turn" in agent.refused[0]
+
+
+async def test_a_handler_that_will_not_be_cancelled_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("participant.runtime.tasks.CANCEL_SECONDS", 0.01)
+
+    class Deaf(Agent, kind="deaf"):
+        count = value(int, default=0)
+
+        @handler
+        async def on_do(self, ctx: Context, do: Do) -> None:
+            self.count += 1
+            while not end.is_set():
+                with contextlib.suppress(asyncio.CancelledError):
+                    began.set()
+                    await end.wait()
+
+    end, began = asyncio.Event(), asyncio.Event()
+    deaf = Deaf("main")
+    async with Cluster(deaf) as cluster:
+        await cluster.send("deaf/main", Do("listen"))
+        await began.wait()
+    assert "tasks do not end though they were cancelled: agent turns" in caplog.text
+    end.set()
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert deaf.count == 0, "what it did has not happened"
