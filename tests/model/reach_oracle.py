@@ -13,7 +13,7 @@ Independent of I1 to I3: it counts nothing, and needs neither sequence numbers, 
 It judges applications whose step is a function of state and message (a handler that draws random numbers or asks a clock
 cannot be played again).
 
-Source: Chandy & Lamport 1985, section 4.1, Theorem 1. Differs: a violated premise (a channel that is not FIFO, a marker that
+Source: Chandy & Lamport 1985, section 4, Theorem 1. Differs: a violated premise (a channel that is not FIFO, a marker that
 is late, a message that is not recorded) is reported by the first event or state that does not fit.
 """
 
