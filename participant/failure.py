@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
 
-from protocol.limits import DEAD_LETTERS_MAX
+from protocol.limits import DEAD_LETTERS_BYTES_MAX, DEAD_LETTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +116,10 @@ FailureOutcome: TypeAlias = RetryAfter | DeadLettered | Stopped
 
 def describe(error: BaseException) -> str:
     """One sentence about an error: type and text, on one line, of bounded length."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # noqa: BLE001 - a user's __str__ may raise anything, and the message must go somewhere
+        text = "(its text cannot be had)"
     shown = f"{type(error).__name__}: {text}" if text else type(error).__name__
     return shown if len(shown) <= 500 else shown[:497] + "..."
 
@@ -152,16 +155,22 @@ def decide(
 class DeadLetters:
     """A participant's newest dead letters, for a look; the count goes on."""
 
-    __slots__ = ("_kept", "count")
+    __slots__ = ("_bytes", "_bytes_max", "_kept", "_limit", "count")
 
-    def __init__(self, limit: int = DEAD_LETTERS_MAX) -> None:
-        self._kept: deque[DeadLettered] = deque(maxlen=limit)
+    def __init__(self, limit: int = DEAD_LETTERS_MAX, bytes_max: int = DEAD_LETTERS_BYTES_MAX) -> None:
+        self._kept: deque[DeadLettered] = deque()
+        self._limit = limit
+        self._bytes = 0
+        self._bytes_max = bytes_max
         self.count = 0
         """All that there ever were."""
 
     def add(self, letter: DeadLettered) -> None:
         """Keep one; the oldest goes when there are too many."""
         self._kept.append(letter)
+        self._bytes += len(letter.data)
+        while len(self._kept) > self._limit or (self._bytes > self._bytes_max and len(self._kept) > 1):
+            self._bytes -= len(self._kept.popleft().data)
         self.count += 1
 
     def __iter__(self) -> Iterator[DeadLettered]:

@@ -57,6 +57,8 @@ UNROUTED_BYTES_MAX: Final = 64 * MIB
 """The same in bytes: ten thousand messages of the largest size would be ten gigabytes."""
 DEAD_LETTERS_MAX: Final = 1_000
 """Kept per participant for a look; the count goes on."""
+DEAD_LETTERS_BYTES_MAX: Final = 16 * MIB
+"""The same in bytes of messages: a thousand of the largest size would be two gigabytes. The newest is always kept."""
 
 CONCURRENT_EPOCHS_MAX: Final = 8
 EPOCH_HISTORY_MAX: Final = 1_000

@@ -73,3 +73,19 @@ def test_dead_letters_are_bounded_and_counted():
     for n in range(5):
         letters.add(DeadLettered(agent="c/d", message=ENVELOPE, data=b"", reason=str(n), attempts=1, at=n))
     assert (letters.count, len(letters), [letter.reason for letter in letters]) == (5, 2, ["3", "4"])
+
+
+def test_dead_letters_are_bounded_in_bytes_and_the_newest_stays():
+    letters = DeadLetters(bytes_max=100)
+    for n, size in enumerate((60, 30, 30, 500)):
+        letters.add(DeadLettered(agent="c/d", message=ENVELOPE, data=bytes(size), reason=str(n), attempts=1, at=n))
+        assert [letter.reason for letter in letters] == [["0"], ["0", "1"], ["1", "2"], ["3"]][n]
+    assert letters.count == 4
+
+
+def test_an_error_whose_text_cannot_be_had_is_described_all_the_same():
+    class Mute(ValueError):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    assert describe(Mute()) == "Mute: (its text cannot be had)"
