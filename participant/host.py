@@ -28,7 +28,7 @@ from blake3 import blake3
 from participant.agent import Handler
 from participant.context import Context, encode_envelope
 from participant.failure import DeadLettered, FailureOutcome, RetryAfter, Stopped, decide, describe
-from protocol.errors import LocalProtocolError, RecoveryError, SnapshotError, UndecodableMessage
+from protocol.errors import LocalProtocolError, RecoveryError, UndecodableMessage
 from protocol.ids import MESSAGE_ID_BYTES, AgentId
 from protocol.messages import Envelope
 
@@ -321,7 +321,7 @@ class AgentHost:
         decode, handler = entry
         try:
             message = decode(envelope.body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError, TypeError) as error:
+        except Exception as error:  # noqa: BLE001 - a message class's own __post_init__ or validation may raise anything
             reason = f"message {envelope.type!r} version {envelope.version} cannot be decoded: {describe(error)}"
             return self._unhandled(reason, envelope, data, now)
         self.attempts += 1
@@ -372,15 +372,10 @@ class AgentHost:
                 )
             try:
                 cell.load(saved.segments, saved.removed, allowed)
-            except (
-                msgspec.MsgspecError,
-                UnicodeDecodeError,
-                RecursionError,
-                ValueError,
-                TypeError,
-                SnapshotError,
-            ) as error:
-                raise RecoveryError(f"agent {self.id}: field {name} does not fit its declared type: {error}") from None
+            except Exception as error:
+                raise RecoveryError(
+                    f"agent {self.id}: field {name} does not fit its declared type: {describe(error)}"
+                ) from error
         self.mailbox = deque((decode_envelope(data), data) for data in mailbox)
         self.timers = []
         for left, data in timers:

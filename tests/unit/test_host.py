@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import dataclasses
+import typing
 
 import msgspec
 import pytest
@@ -14,7 +15,7 @@ from protocol.errors import ConfigError, LocalProtocolError, RecoveryError, Unde
 from protocol.messages import Envelope
 from tests.agents_world import AgentWorld
 
-if TYPE_CHECKING:
+if typing.TYPE_CHECKING:
     from participant.context import Context
 
 
@@ -417,3 +418,43 @@ def test_bytes_that_are_no_envelope_are_refused():
     for data in (b"", b"\xc1", b"\x91\x01", b"\x91" * 100_000):
         with pytest.raises(UndecodableMessage):
             decode_envelope(data)
+
+
+@dataclasses.dataclass
+class Moody:
+    """Is taken where it is sent, and not where it arrives: another build, another environment."""
+
+    n: int
+    refuse: typing.ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.refuse:
+            raise KeyError("mood")
+
+
+class Host(Agent, kind="host"):
+    kept = keyed(int, Moody)
+    failure = DeadLetter()
+
+    @handler
+    def on_moody(self, ctx: Context, moody: Moody) -> None:
+        self.kept[moody.n] = moody
+
+
+def test_a_message_whose_own_code_refuses_it_is_a_dead_letter(monkeypatch: pytest.MonkeyPatch):
+    world = AgentWorld(Host("main"))
+    world.put(Moody(1))
+    monkeypatch.setattr(Moody, "refuse", True)
+    letter = world.run_next()
+    assert isinstance(letter, DeadLettered)
+    assert "KeyError" in letter.reason
+    assert not world.host.mailbox
+    with pytest.raises(UndecodableMessage, match="mood"):
+        world.registry.decode("Moody", 1, b"\x81\xa1n\x01")
+
+
+def test_state_whose_own_code_refuses_it_is_told_by_name(monkeypatch: pytest.MonkeyPatch):
+    world = AgentWorld(Host("main"))
+    monkeypatch.setattr(Moody, "refuse", True)
+    with pytest.raises(RecoveryError, match=r"agent host/main: field kept does not fit .* KeyError"):
+        world.host.load({"kept": field(b"\x91\x92\x01\x81\xa1n\x01", "keyed")})
