@@ -116,6 +116,34 @@ async def test_a_wrong_secret_and_a_wrong_cluster_are_told(tmp_path: Path) -> No
         assert refused.value.code == "wrong-cluster"
 
 
+async def test_two_epochs_that_overlap_under_real_coordinators_both_commit(tmp_path: Path) -> None:
+    """Ordered back to back under traffic: each is a cut of its own, with all of the money."""
+    async with cluster(tmp_path, max_concurrent=2) as made, AsyncExitStack() as stack:
+        participants = [make(made, name, *set("abc") - {name}) for name in "abc"]
+        for participant in participants:
+            await stack.enter_async_context(participant)
+        for participant in participants:
+            await participant.wait_member()
+
+        async def members() -> bool:
+            return len((await made.get("/v1/topology"))["members"]) == 3
+
+        await until(members, "a topology of three")
+        for number in range(6):
+            await participants[number % 3].ingest("holder/a", Token(0, 1_000_000))
+        overlapped = 0
+        for number in range(6):
+            answers = [
+                await made.call("POST", "/v1/epochs", {"reason": f"pair {number}", "wait": False}) for _ in range(2)
+            ]
+            assert [status for status, _, _ in answers] == [201, 201], [document for _, document, _ in answers]
+            first, second = [await made.epoch(document["epoch"], "committed", "aborted") for _, document, _ in answers]
+            assert (first["state"], second["state"]) == ("committed", "committed"), (first["abort"], second["abort"])
+            assert money(made, first["epoch"]) == money(made, second["epoch"]) == 3000
+            overlapped += second["started_at_ms"] <= first["ended_at_ms"]
+        assert overlapped
+
+
 async def test_leaving_in_order_lets_the_others_go_on(tmp_path: Path) -> None:
     policy = {"kind": "periodic", "interval_ms": 100, "pause_ms": 20}
     async with cluster(tmp_path, **policy) as made, make(made, "a", "b") as stays:
