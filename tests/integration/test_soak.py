@@ -83,7 +83,9 @@ class Look:
         for _ in range(3):
             gc.collect()
         self.tasks = Counter(task.get_name().split(" ")[0] for task in asyncio.all_tasks())
-        self.threads = threading.active_count()
+        # The loop's own pool grows to its size as work comes, and no further.
+        self.threads = sorted(one.name for one in threading.enumerate() if not one.name.startswith("asyncio_"))
+        self.pool = threading.active_count() - len(self.threads)
         self.fds = len(os.listdir("/proc/self/fd"))
         self.objects = Counter(type(one).__qualname__ for one in gc.get_objects())
         self.rss = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -94,7 +96,8 @@ class Look:
 
     def assert_nothing_was_added(self, before: Look) -> None:
         assert self.tasks == before.tasks
-        assert self.threads <= before.threads
+        assert self.threads == before.threads
+        assert self.pool <= min(32, (os.cpu_count() or 1) + 4)
         assert self.fds <= before.fds
         assert self.held == before.held
         assert self.histories <= 3
