@@ -17,6 +17,7 @@ from simulations.ghost import GhostLog
 from simulations.log import ReplicatedLog
 from simulations.network import Network
 from simulations.oracles import Oracles
+from simulations.oracles.durability import check_all_committed
 from simulations.participant_node import ParticipantLife
 from simulations.prng import stream
 from simulations.probes import Probes
@@ -71,6 +72,7 @@ class SimulatedCluster:
         self.oracles = Oracles(self)
         self.ghost.oracles = self.oracles
         self.store.put_seen = self.oracles.object_visible
+        self.store.crash = self._crash_in_put
         self.answers: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, ParticipantLife] = {}
         self.lines: list[ControlLine] = []
@@ -126,6 +128,7 @@ class SimulatedCluster:
         self.participant_deaths += 1
         life.die()
         life.pump.close()
+        self.store.died(life.name)
         self.network.died(life)
         line = life.control.line
         if line is not None:
@@ -154,10 +157,30 @@ class SimulatedCluster:
             self._dumps[name] = (life.ledger.dump(), life.applied)
         self.trace.note(self.world.now, name, "Crashed", f"again in {restart_ns / 1e6:.0f} ms")
         life.die()
+        self.store.died(name)
         for line in list(life.lines.values()):
             self.world.after(self.options.latency_ns, self._random, line.cut, "reset by peer")
         self.log.look()
         self.world.after(restart_ns, self._random, self.start_coordinator, name)
+        return True
+
+    def _crash_in_put(self, who: str) -> None:
+        """The store killed somebody between two system calls."""
+        restart = 100 * MS + self._random.below(SECOND)
+        if who in self.targets:
+            self.crash_participant(who, restart)
+        else:
+            self.crash_coordinator(who, restart)
+
+    def power_cut(self, restart_ns: int) -> bool:
+        """Everything is on one machine, and its power fails."""
+        for name in self.participants:
+            self.crash_participant(name, restart_ns)
+        for name in self.log.names:
+            self.crash_coordinator(name, restart_ns)
+        if not self.store.power_cut():
+            return False
+        check_all_committed(self)
         return True
 
     # --- control connections ------------------------------------------------------------------------------------------

@@ -72,10 +72,13 @@ class CoordinatorLife(Process):
         if dump is not None:
             self.ledger.load(dump[0])
             self.applied = dump[1]
+        self._client = f"{name}.{number}"
+        self._answered: set[int] = set()
+        """Numbers of its own commands whose attempt has ended; asked, never iterated."""
         self.machine = Leader(
             self.ledger,
             coordinator=name,
-            client=f"{name}.{number}",
+            client=self._client,
             policy=PolicySettings(
                 kind="periodic",
                 interval_ns=options.interval_ns,
@@ -91,7 +94,6 @@ class CoordinatorLife(Process):
         self._timer: Timer | None = None
         self._events: list[Event] = []
         self._running = False
-        self.reads = 0
 
     # --- feeding ------------------------------------------------------------------------------------------------------
 
@@ -128,6 +130,8 @@ class CoordinatorLife(Process):
                 self.point(f"{command['kind']}.applied")
                 if self.is_gone():
                     return
+            if command["id"][0] == self._client:
+                self._answered.add(command["id"][1])
             self.feed(CommandApplied(id=(command["id"][0], command["id"][1]), result=result))
 
     def became_leader(self, term: int, index: int) -> None:
@@ -161,6 +165,11 @@ class CoordinatorLife(Process):
     def command_ambiguous(self, identity: tuple[str, int]) -> None:
         """Nobody knows."""
         self.feed(CommandAmbiguous(id=identity, reason="no answer"))
+
+    def command_overdue(self, identity: tuple[str, int]) -> None:
+        """Whoever waits for a proposal's result stops waiting now."""
+        if identity[1] not in self._answered:
+            self.command_ambiguous(identity)
 
     # --- connections --------------------------------------------------------------------------------------------------
 

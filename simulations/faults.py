@@ -308,6 +308,10 @@ def _store_rate(attribute: str) -> tuple[_Begin, _End]:
     return begin, end
 
 
+def _power_cut(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.options.disk and cluster.power_cut(fault.for_ns)
+
+
 def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     cluster.jump_wall(fault.who, -fault.for_ns if fault.rate else fault.for_ns)
     cluster.probes.hit("clock.stepped_back" if fault.rate else "clock.stepped_forward")
@@ -347,6 +351,9 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "store-fail": _store_rate("fail"),
     "store-unheard": _store_rate("unheard"),
     "store-slow": _store_rate("slow"),
+    "disk-fsync": _store_rate("fsync_fails"),
+    "disk-died": _store_rate("die_in_put"),
+    "power-cut": (_power_cut, None),
     "clock": (_clock, None),
 }
 """Kind -> what begins it (whether it did anything), and what ends it after its length."""

@@ -101,7 +101,7 @@ class ReplicatedLog:
         client, number = json.loads(text)["id"]
         identity = (str(client), int(number))
         if self.isolated.get(life.name):
-            world.after(SUBMIT_NS, random, life.enter, life.command_ambiguous, identity)
+            self._give_up_later(life, identity)
             if random.chance(1, 2):
                 self._probes.hit("log.late")
                 world.after(random.below(8 * SECOND), random, self._append, text)
@@ -110,7 +110,7 @@ class ReplicatedLog:
             if random.chance(1, 2):
                 world.after(5 * MS, random, life.enter, life.command_refused, identity)
             else:
-                world.after(SUBMIT_NS, random, life.enter, life.command_ambiguous, identity)
+                self._give_up_later(life, identity)
             return
         draw = random.below(1000)
         for name in ("refuse", "lose", "silent", "late", "twice"):
@@ -119,7 +119,12 @@ class ReplicatedLog:
                 self._fated(name, life, text, identity)
                 return
             draw -= chances
+        self._give_up_later(life, identity)
         world.after(self._travel(), random, self._append, text)
+
+    def _give_up_later(self, life: CoordinatorLife, identity: tuple[str, int]) -> None:
+        """As the real submit: whatever became of the proposal, whoever made it is not left without a word."""
+        self._world.after(SUBMIT_NS, self._random, life.enter, life.command_overdue, identity)
 
     def _travel(self) -> int:
         return self._options.latency_ns + self._random.below(2 * MS)
@@ -131,10 +136,11 @@ class ReplicatedLog:
             world.after(2 * MS, random, life.enter, life.command_refused, identity)
             return
         if fate == "lose":
-            world.after(SUBMIT_NS, random, life.enter, life.command_ambiguous, identity)
+            self._give_up_later(life, identity)
             return
         world.after(random.below(6 * SECOND) if fate == "late" else self._travel(), random, self._append, text)
         if fate == "twice":
+            self._give_up_later(life, identity)
             world.after(self._travel() + random.below(SECOND), random, self._append, text)
         elif fate in {"silent", "late"}:
             world.after(random.below(SECOND), random, life.enter, life.command_ambiguous, identity)

@@ -450,6 +450,48 @@ def _not_reported_again(patcher: Patcher) -> None:
     patcher.method(LocalEpochs, "unanswered", lambda _: lambda self: [])
 
 
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def _no_folder_sync(patcher: Patcher) -> None:
+    from protocol.storage.filesystem import FilesystemStore
+
+    patcher.method(FilesystemStore, "_sync_name", lambda _: lambda self, key, folder: None)
+
+
+def _folder_believed(patcher: Patcher) -> None:
+    from protocol.storage.filesystem import FilesystemStore
+
+    patcher.method(FilesystemStore, "_change", lambda _: lambda self, folder: None)
+
+
+def _sync_of_files(make: Callable[[Any, Any, int], None]) -> Callable[[Patcher], None]:
+    """The store's call of fsync on a file, done in another way."""
+
+    def patch(patcher: Patcher) -> None:
+        from simulations.disk import SimulatedDisk
+
+        def wrap(sync: Any) -> Any:  # noqa: ANN401 - the patched method
+            def otherwise(self: SimulatedDisk, descriptor: int) -> None:
+                if self.is_folder(descriptor):
+                    sync(self, descriptor)
+                else:
+                    make(self, sync, descriptor)
+
+            return otherwise
+
+        patcher.method(SimulatedDisk, "sync", wrap)
+
+    return patch
+
+
+def _sync_twice(disk: Any, sync: Any, descriptor: int) -> None:  # noqa: ANN401 - as the method
+    try:
+        sync(disk, descriptor)
+    except OSError:
+        sync(disk, descriptor)
+
+
 MUTANTS: Final[dict[str, Mutant]] = {
     "late-marker": Mutant(what="a message overtakes the marker", patch=_late_marker),
     "late-marker-seen": Mutant(what="the same, and the assembler looks", patch=_late_marker, blind=False),
@@ -469,6 +511,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "unrouted-forgotten": Mutant(what="messages without a host are not part of the cut", patch=_unrouted_forgotten),
     "channel-dropped": Mutant(what="recorded channel states are not written", patch=_channel_dropped),
     "snapshot-before-packs": Mutant(what="reported while packs are not durable yet", patch=_in_driver),
+    "no-file-sync": Mutant(what="a put is answered before its bytes are synced", patch=_sync_of_files(lambda *_: None)),
+    "no-folder-sync": Mutant(what="a put is answered before its name is synced", patch=_no_folder_sync),
+    "sync-again": Mutant(what="an fsync that failed is tried again and believed", patch=_sync_of_files(_sync_twice)),
+    "folder-believed": Mutant(
+        what="a folder's fsync is believed although an earlier one failed", patch=_folder_believed
+    ),
     "any-report": Mutant(what="a report of an older epoch counts for the open one", patch=_any_report),
     "epoch-reused": Mutant(what="an aborted epoch's number is used again", patch=_epoch_reused),
     "manifest-before-seal": Mutant(
@@ -484,4 +532,4 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "no-retry": Mutant(what="a proposal that was lost is not made again", patch=_no_retry),
     "not-reported-again": Mutant(what="a report that was lost is not sent again", patch=_not_reported_again),
 }
-"""By name. Those of recovery, garbage collection and the disk join when these are simulated."""
+"""By name. Those of recovery and garbage collection join when these are simulated."""

@@ -51,8 +51,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     faults_ns: int = 20 * SECOND
     """Length of the phase with faults."""
     steps_max: int = 2_000_000
-    leaves: bool = False
-    """Participants may leave in order and come back."""
+    disk: bool = False
+    """The store is the product's filesystem store on a disk that may fail."""
     deep: bool = True
     """Every manifest is verified down to the chunks; False: only every fourth."""
     mutant: str = ""

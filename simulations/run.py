@@ -22,6 +22,7 @@ from simulations.world import StepsExhausted
 
 if TYPE_CHECKING:
     from simulations.options import Run
+    from simulations.recorder import Recorder
 
 SAFETY: Final = "safety"
 LIVENESS: Final = "liveness"
@@ -59,20 +60,23 @@ class Outcome:
         return not self.kind
 
 
-def run(what: Run, *, trace_file: TextIO | None = None) -> Outcome:
+def run(what: Run, *, trace_file: TextIO | None = None, recorder: Recorder | None = None) -> Outcome:
     """Carry out a run; never raises for what it finds.
 
     Args:
         what: Options and faults.
         trace_file: Every event in words goes here.
+        recorder: Takes down the instants for a picture; in place of `trace_file`.
     """
-    trace = Trace(trace_file)
+    trace = Trace(trace_file) if recorder is None else recorder
     outcome = Outcome(seed=what.options.seed)
     cluster: SimulatedCluster | None = None
     injector: Injector | None = None
     try:
         with planted(what.options.mutant):
             cluster = SimulatedCluster(what.options, trace)
+            if recorder is not None:
+                recorder.attach(cluster)
             injector = Injector(cluster)
             _phases(cluster, injector, what)
     except Violation as violation:

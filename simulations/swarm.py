@@ -1,7 +1,7 @@
 """Draws options and faults from a seed: swarm testing.
 
-5 % of the seeds have no fault, 15 % exactly one kind; in all others each kind is on with one chance in two. Intensities are
-log-uniform. Knobs that have an edge are now and then at it. The stream of each kind is its own: leaving one out draws the
+5 % of the seeds have no fault, 15 % exactly one kind; in all others each kind is on with one chance in two, three or six.
+Intensities are log-uniform. Knobs that have an edge are now and then at it. The stream of each kind is its own: leaving one out draws the
 others as before.
 
 Source: RELIABILITY.md section 4.2 (swarm testing, ISSTA 2012; buggified knobs, FoundationDB).
@@ -21,8 +21,25 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PER_KIND_MAX: Final = 12
+HEAVY: Final = ("crash-coordinators", "crash-leader", "power-cut", "pause-coordinator", "leave", "crash", "partition")
+"""Kinds after which little works for seconds: a world that is always down tests nothing."""
+HEAVY_MAX: Final = 3
+LIKELIHOODS: Final = (
+    "disk-fsync",
+    "duplicate",
+    "log-late",
+    "log-lose",
+    "log-refuse",
+    "log-silent",
+    "log-twice",
+    "lose",
+    "reorder",
+    "store-fail",
+    "store-unheard",
+)
 BROKER_ONLY: Final = ("duplicate", "reorder", "lose")
 STREAM_ONLY: Final = ("half-open",)
+DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
 _CLOCK_NS_MAX: Final = 3600 * SECOND
 
 
@@ -42,7 +59,7 @@ def draw_options(seed: int) -> Options:
         turn_ns=log_uniform(random, US, 2 * MS),
         slice_steps=random.pick((1, 2, 8, 64)),
         tick_ns=log_uniform(random, 50 * MS, 1600 * MS),
-        burst=random.pick((1, 1, 2, 3, 8)),
+        burst=random.pick((1, 2, 3, 8)),
         interval_ns=log_uniform(random, 300 * MS, 3 * SECOND),
         pause_ns=random.pick((0, 0, 100 * MS)),
         deadline_ns=log_uniform(random, SECOND, 8 * SECOND),
@@ -50,6 +67,7 @@ def draw_options(seed: int) -> Options:
         lease_ns=random.pick((1500 * MS, 3 * SECOND, 3 * SECOND)),
         faults_ns=log_uniform(random, 4 * SECOND, 20 * SECOND),
         deep=random.chance(1, 2),
+        disk=random.chance(1, 3),
     )
     if options.max_concurrent > 1:
         # Epochs that overlap, not only may.
@@ -76,13 +94,19 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
     elif draw < 20:
         on = [chooser.pick(every)]
     else:
-        on = [kind for kind in every if chooser.chance(1, 2)]
+        density = chooser.pick((2, 3, 6))
+        on = [kind for kind in every if chooser.chance(1, density)]
     found: list[Fault] = []
     for kind in on:
         if (options.broker and kind in STREAM_ONLY) or (not options.broker and kind in BROKER_ONLY):
             continue
+        if not options.disk and kind in DISK_ONLY:
+            continue
         random = stream(options.seed, f"faults:{kind}")
-        found += [_draw(kind, options, random) for _ in range(log_uniform(random, 1, PER_KIND_MAX))]
+        found += [
+            _draw(kind, options, random)
+            for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else PER_KIND_MAX))
+        ]
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
 
 
@@ -100,7 +124,10 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     fault = Fault(kind=kind, at_ns=random.between(SECOND // 2, options.faults_ns))
     fault.for_ns = log_uniform(random, 20 * MS, 8 * SECOND)
     fault.rate = log_uniform(random, 5, 500)
-    if kind in {"crash", "pause", "leave", "cut-control"}:
+    if kind in LIKELIHOODS:
+        fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
+        fault.rate = log_uniform(random, 20, 600)
+    elif kind in {"crash", "pause", "leave", "cut-control"}:
         fault.who = who
     elif kind in {"cut", "half-open", "block", "replay", "forge"}:
         fault.who, fault.other = who, other
@@ -118,6 +145,8 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind == "crash-at":
         fault.point = random.pick(POINTS)
         fault.nth = log_uniform(random, 1, 20)
+    elif kind == "disk-died":
+        fault.rate = log_uniform(random, 1, 20)
     elif kind == "log-lag":
         fault.rate = log_uniform(random, 10, 3000)
     elif kind == "store-down":

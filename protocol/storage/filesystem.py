@@ -17,7 +17,9 @@ Rules:
       fsync of the folder failed after the link, the object may or may not outlive a power cut: the error says
       ``definite=False``, and the next put of that key writes it anew.
     * A key that holds the same bytes already is made durable (file and folder) before `ALREADY_THERE` is answered: who
-      wrote it may not have come that far.
+      wrote it may not have come that far. The same holds for a folder that is there already. Whoever made it may also have
+      met a failed fsync and died; then ours would "succeed" and write nothing. So the folder that holds the name is changed
+      first: what is written then is the names as they are.
     * Every error carries errno and path. Nothing is cached that would outlive its cause: when the disk has room again, or
       the folder is mounted again, the next call works.
 
@@ -257,8 +259,15 @@ class FilesystemStore:
             with self._lock:
                 self._doubtful.add(key)
             raise
+        self._change(folder)
         self._sync_name(key, folder)
         return PutResult.ALREADY_THERE
+
+    def _change(self, folder: int) -> None:
+        """Have something in a folder that the next fsync must write."""
+        name = self._system.temporary_name()
+        self._system.close(self._system.create_file(name, folder))
+        self._system.unlink(name, folder)
 
     def _sync_name(self, key: str, folder: int) -> None:
         try:
@@ -356,6 +365,7 @@ class FilesystemStore:
 
     def _enter(self, walked: str, part: str, parent: int, *, create: bool) -> int:
         system = self._system
+        made = False
         try:
             child = system.open_folder(part, parent)
             known = not create or walked in self._durable_folders
@@ -364,11 +374,14 @@ class FilesystemStore:
                 raise
             with suppress(FileExistsError):
                 system.make_folder(part, parent)
+                made = True
             child = system.open_folder(part, parent)
             known = False
         if not known:
             # Also for a folder that was there: who made it may have crashed before its fsync.
             try:
+                if not made:
+                    self._change(parent)
                 system.sync(parent)
             except BaseException:
                 system.close(child)

@@ -9,7 +9,7 @@ module              invariants (names of RELIABILITY.md section 3)
 `conservation`      I5 totals of each manifest, with what went to and came from lives that are gone
 `membership`        I7 members, sessions and channels are those of the start
 `epochs`            I9 one manifest; I10 numbers grow; I11 one end for everybody; I19 what was acknowledged stays; I21
-`durability`        I12 a visible manifest has all its objects
+`durability`        I12 a visible manifest has all its objects; I14 a power cut takes no committed epoch
 `liveness`          L1, L2, L3 in the healed world
 ==================  ===================================================================================================
 
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.digests import EPOCHS_PREFIX, epoch_of_key
 from protocol.documents import decode_manifest
+from protocol.errors import StoreError
 from protocol.reading import EpochReader
 from simulations.oracles.channel_states import check_channel_states
 from simulations.oracles.conservation import check_conservation
@@ -30,6 +31,7 @@ from simulations.oracles.epochs import EpochHistory
 from simulations.oracles.membership import check_membership
 from simulations.oracles.reachability import check_reachable
 from simulations.oracles.vector_clocks import check_vector_clocks
+from simulations.violations import Violation
 
 if TYPE_CHECKING:
     from simulations.cluster import SimulatedCluster
@@ -54,19 +56,25 @@ class Oracles:
         epoch = epoch_of_key(key)
         if epoch is None:
             return
-        cluster = self._cluster
         self.judged += 1
         self.history.manifest_visible(int(epoch), data)
+        try:
+            self._judge(int(epoch), key, data)
+        except StoreError as error:
+            raise Violation("I12", f"epoch {epoch} is visible and cannot be read: {error}") from error
+
+    def _judge(self, epoch: int, key: str, data: bytes) -> None:
+        cluster = self._cluster
         manifest = decode_manifest(data, name=key)
-        reader = EpochReader(cluster.store.image, manifest)
-        check_membership(self.history.started[int(epoch)], manifest)
+        reader = EpochReader(cluster.store.objects, manifest)
+        check_membership(self.history.started[epoch], manifest)
         self.recorded_messages += check_channel_states(cluster.ghost, reader)
         check_vector_clocks(cluster.ghost, manifest)
         check_conservation(cluster, reader)
         if self.judged & (self.judged - 1) == 0:
             # It looks at all of the past: at the 1st, 2nd, 4th, 8th manifest, so that the sum stays in bounds.
             check_reachable(cluster, reader)
-        check_durable(cluster, int(epoch), deep=cluster.options.deep or self.judged % 4 == 1)
+        check_durable(cluster, epoch, data, deep=cluster.options.deep or self.judged % 4 == 1)
 
     def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
         """A replica has applied an entry."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.digests import digest, manifest_key
-from protocol.errors import ObjectMissing
 from protocol.topology import Topology
 from simulations.oracles.membership import StartedWith
 from simulations.violations import Violation
@@ -93,7 +92,8 @@ class EpochHistory:
                 self._cluster.probes.hit("epoch.aborted_after_half")
             if record.abort is None or not (record.abort.cause and record.abort.phase):
                 raise Violation("P4", f"epoch {number} is aborted without phase and cause")
-            if record.abort.phase == "assemble" and not self._cluster.spoiled:
+            late = record.abort.cause.startswith("deadline of")
+            if record.abort.phase == "assemble" and not late and not self._cluster.spoiled:
                 # Nothing here spoils an object, so a cut that does not pass is our own doing.
                 raise Violation("P1", f"the assembler refuses epoch {number}: {record.abort.cause}")
 
@@ -120,10 +120,8 @@ class EpochHistory:
             raise Violation(
                 "I9", f"epoch {number} was sealed with {self.sealed.get(number)}, committed with {manifest}"
             )
-        try:
-            self._cluster.store.image.size(manifest_key(number))
-        except ObjectMissing:
-            raise Violation("I12", f"epoch {number} is committed and its manifest is not in the store") from None
+        if not self._cluster.store.is_durable(manifest_key(number)):
+            raise Violation("I12", f"epoch {number} is committed and its manifest would not survive a power cut")
 
     def manifest_visible(self, number: int, data: bytes) -> None:
         """A manifest has become visible."""
