@@ -30,6 +30,7 @@ WANTED_PROBES: Final = (
     "network.lost",
     "network.patience_over",
     "network.reordered",
+    "network.zombie_frames",
     "store.ENOSPC",
     "store.down",
     "store.timeout_after_success",

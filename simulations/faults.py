@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from simulations.options import Fault
 from simulations.prng import stream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulations.cluster import SimulatedCluster
-    from simulations.options import Fault
 
 POINTS: Final = (
     "local.frozen",
@@ -220,6 +220,15 @@ def _rate(attribute: str) -> tuple[_Begin, _End]:
     return begin, end
 
 
+def _zombies(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    cluster.network.zombies = fault.rate
+    return True
+
+
+def _end_zombies(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.network.zombies = 0
+
+
 def _replay(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.network.replay(fault.who, fault.other, 8)
 
@@ -263,6 +272,26 @@ def _rejoin(cluster: SimulatedCluster, fault: Fault) -> None:
 
 def _depose(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.log.depose()
+
+
+def _split_leader(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """The leader is cut off from the others, not from the participants, which come and go between it and its successor."""
+    leader = cluster.log.leader
+    if leader is None or not leader.alive or len(cluster.log.names) < 3:
+        return False
+    cluster.log.isolate(leader.name)
+    random = injector._random  # noqa: SLF001 - one module
+    for name in cluster.participants:
+        for _ in range(4):
+            cut = Fault(kind="cut-control", who=name)
+            cluster.world.after(random.below(fault.for_ns), random, _cut_control, cluster, cut, injector)
+    cluster.world.after(fault.for_ns, random, _end_split, cluster, leader.name)
+    return True
+
+
+def _end_split(cluster: SimulatedCluster, name: str) -> None:
+    if not cluster.healing:
+        cluster.log.rejoin(name)
 
 
 def _log_rate(attribute: str) -> tuple[_Begin, _End]:
@@ -336,11 +365,13 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "reorder": _rate("reorder"),
     "lose": _rate("lose"),
     "replay": (_replay, None),
+    "zombies": (_zombies, _end_zombies),
     "forge": (_forge, None),
     "cut-control": (_cut_control, None),
     "block-control": (_block_control, _unblock_control),
     "isolate-coordinator": (_isolate, _rejoin),
     "depose": (_depose, None),
+    "split-leader": (_split_leader, None),
     "log-refuse": _log_rate("refuse"),
     "log-lose": _log_rate("lose"),
     "log-silent": _log_rate("silent"),

@@ -444,12 +444,6 @@ def _no_retry(patcher: Patcher) -> None:
     patcher.method(Proposals, "attempt_failed", lambda _: lambda self, id_, now: None)
 
 
-def _not_reported_again(patcher: Patcher) -> None:
-    from participant.machine_epochs import LocalEpochs
-
-    patcher.method(LocalEpochs, "unanswered", lambda _: lambda self: [])
-
-
 # --- the disk ---------------------------------------------------------------------------------------------------------
 
 
@@ -530,6 +524,5 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "any-term": Mutant(what="the ledger takes commands of a deposed leader", patch=_any_term),
     "obeys-any-term": Mutant(what="participants obey a deposed leader", patch=_obeys_any_term),
     "no-retry": Mutant(what="a proposal that was lost is not made again", patch=_no_retry),
-    "not-reported-again": Mutant(what="a report that was lost is not sent again", patch=_not_reported_again),
 }
 """By name. Those of recovery and garbage collection join when these are simulated."""

@@ -94,7 +94,8 @@ class Network:
         self.lives: dict[str, ParticipantLife] = {}
         """Who listens under an address now."""
         self.frames = 0
-        self.healed = False
+        self.zombies = 0
+        """Chances in 1,000 that old frames of a pipe arrive when one of its ends enters a topology."""
 
     def pipe(self, source: str, target: str) -> Pipe:
         """The pipe, made when first asked for."""
@@ -112,6 +113,8 @@ class Network:
 
     def set_peers(self, life: ParticipantLife, peers: Mapping[str, str]) -> None:
         """A life wants to send to these."""
+        if self.zombies:
+            self._late_frames(life.name)
         for peer in peers:
             pipe = self.pipe(life.name, peer)
             if pipe.connected is not life:
@@ -169,6 +172,14 @@ class Network:
         if target is None or not target.alive:
             return
         target.enter(target.frame_received, frame)
+
+    def _late_frames(self, name: str) -> None:
+        """Frames of earlier lives turn up just when the new one begins: from a broker's queue, or a slow path."""
+        for pipe in self.pipes():
+            if name in (pipe.source, pipe.target) and pipe.random.chance(self.zombies, 1000):
+                self._probes.hit("network.zombie_frames")
+                for frame in pipe.first:
+                    self._world.after(pipe.random.below(60 * MS), pipe.random, self._intrude, pipe.target, frame)
 
     # --- connections --------------------------------------------------------------------------------------------------
 
@@ -308,6 +319,7 @@ class Network:
 
     def heal(self) -> None:
         """No faults any more."""
+        self.zombies = 0
         for pipe in self.pipes():
             pipe.slow = pipe.duplicate = pipe.reorder = pipe.lose = 0
             if pipe.half_open:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 STRAGGLERS: Final = 16
 """One operation in so many takes up to 30 times as long as the others: objects become durable in any order."""
+OPERATION_NS_MAX: Final = 5 * SECOND
+"""Below the drivers' own patience: what they do about a store that hangs for a minute is for their tests."""
 SLOW: Final = 40
 """Times as slow while a fault says so."""
 _ROOT: Final = "/store"
@@ -111,7 +113,7 @@ class SimulatedStore:
         took = base // 2 + self._random.below(base + 1)
         if self._random.chance(1, STRAGGLERS):
             took *= 1 + self._random.below(30)
-        return took * SLOW if self.slow else took
+        return min(took * SLOW if self.slow else took, OPERATION_NS_MAX)
 
     def unreachable(self, who: str) -> bool:
         """Whether `who` gets no answer."""

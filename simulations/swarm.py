@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PER_KIND_MAX: Final = 12
-HEAVY: Final = ("crash-coordinators", "crash-leader", "power-cut", "pause-coordinator", "leave", "crash", "partition")
+HEAVY: Final = (
+    "crash-coordinators",
+    "split-leader",
+    "crash-leader",
+    "power-cut",
+    "pause-coordinator",
+    "leave",
+    "crash",
+    "partition",
+)
 """Kinds after which little works for seconds: a world that is always down tests nothing."""
 HEAVY_MAX: Final = 3
 LIKELIHOODS: Final = (
@@ -36,6 +45,7 @@ LIKELIHOODS: Final = (
     "reorder",
     "store-fail",
     "store-unheard",
+    "zombies",
 )
 BROKER_ONLY: Final = ("duplicate", "reorder", "lose")
 STREAM_ONLY: Final = ("half-open",)
@@ -145,6 +155,8 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind == "crash-at":
         fault.point = random.pick(POINTS)
         fault.nth = log_uniform(random, 1, 20)
+    elif kind == "split-leader":
+        fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)
     elif kind == "disk-died":
         fault.rate = log_uniform(random, 1, 20)
     elif kind == "log-lag":

@@ -1,4 +1,4 @@
-"""I9, I10, I11, I19, I21: one history of epochs, the same for everybody, that only grows.
+"""I9, I10, I11, I19, I20, I21: one history of epochs, the same for everybody, that only grows.
 
 Fed by every entry that any replica applies and by every manifest that becomes visible. The first replica to apply an entry
 writes the history; the others must agree with it.
@@ -34,6 +34,8 @@ class EpochHistory:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self.applied = 0
+        self.term = 0
+        """Of the newest leader whose own entry is applied."""
         self.states: dict[int, str] = {}
         self.started: dict[int, StartedWith] = {}
         self.started_at: dict[int, int] = {}
@@ -43,6 +45,8 @@ class EpochHistory:
         self.committed = 0
         self.commits = 0
         self.aborts = 0
+        self._done: set[tuple[str, int]] = set()
+        """Commands that have had their effect; asked, never iterated."""
         self._digests: dict[int, str] = {}
         self._results: dict[int, dict[str, Any]] = {}
 
@@ -62,6 +66,15 @@ class EpochHistory:
         self.applied = index
         if not result["ok"]:
             return
+        term = int(command["term"])
+        identity = (str(command["id"][0]), int(command["id"][1]))
+        if identity in self._done:
+            return  # applied before: the recorded result is given again, and nothing changes
+        self._done.add(identity)
+        if term < self.term:
+            raise Violation("I20", f"entry {index}, {command['kind']} of term {term}, has an effect; {self.term} leads")
+        if command["kind"] == "lead":
+            self.term = term
         if command["kind"] in {"start", "seal", "commit", "abort"}:
             self._epoch_changed(coordinator, int(command.get("epoch") or result["epoch"]))
         for number in result.get("aborted", ()):  # a member was lost

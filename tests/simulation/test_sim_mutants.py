@@ -23,7 +23,11 @@ CAUGHT_BY = {
     "commit-before-manifest": {"I12"},
     "told-at-seal": {"I11"},
     "wrong-message": {"I1", "I5"},
-    "channel-dropped": {"I1", "I12", "ObjectCorrupt"},
+    "channel-dropped": {"I1", "I12"},
+    "snapshot-before-packs": {"I12"},
+    "no-file-sync": {"I12"},
+    "no-folder-sync": {"I12"},
+    "any-term": {"I20"},
 }
 SEEDS = 60
 
