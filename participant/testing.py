@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from participant.agent import Agent
 from participant.codec import MessageRegistry
+from participant.host import START_TYPE
 from participant.runtime.conductor import Conductor, LocalControl
 from participant.runtime.participant import Participant
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
@@ -169,7 +170,12 @@ class EpochView:
         return found if message is None else found + sum(message(one) for one in self.messages())
 
     def _decoded(self, envelopes: Iterable[Envelope]) -> list[Any]:
-        return [self._registry.decode(envelope.type, envelope.version, envelope.body) for envelope in envelopes]
+        # An `on_start` that was still running, or had not begun, stands in the mailbox, too: no message of anybody's.
+        return [
+            self._registry.decode(envelope.type, envelope.version, envelope.body)
+            for envelope in envelopes
+            if envelope.type != START_TYPE
+        ]
 
 
 class Cluster:

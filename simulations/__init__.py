@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING
 
 from protocol.lazy import lazy_exports
 
-__all__: list[str] = []
+if TYPE_CHECKING:
+    from simulations.user import Simulated, simulate
+    from simulations.user_workload import Cut
+
+__all__ = [
+    "Cut",
+    "Simulated",
+    "simulate",
+]
 
 if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every misspelt name pass
-    __getattr__, __dir__ = lazy_exports(__name__, {})
+    __getattr__, __dir__ = lazy_exports(
+        __name__,
+        {
+            "user": ("Simulated", "simulate"),
+            "user_workload": ("Cut",),
+        },
+    )

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from simulations.control import ControlClient
     from simulations.options import Options
     from simulations.trace import Trace
+    from simulations.workloads import MakeWorkload
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
@@ -49,7 +50,7 @@ class _NoTasks:
 class SimulatedCluster:
     """Participants, coordinators, log, store and network in one world."""
 
-    def __init__(self, options: Options, trace: Trace) -> None:
+    def __init__(self, options: Options, trace: Trace, make_workload: MakeWorkload = workload_of) -> None:
         self.options = options
         self.trace = trace
         self.world = World(trace, steps_max=options.steps_max)
@@ -64,7 +65,7 @@ class SimulatedCluster:
         self.targets: dict[str, tuple[str, ...] | None] = {
             name: None if everyone else targets for name, targets in chosen.items()
         }
-        self.workload = workload_of(options, chosen)
+        self.workload = make_workload(options, chosen)
         self.store = SimulatedStore(self.world, options, self.name, self.probes)
         self.network = Network(self.world, options, self.probes)
         self.log = ReplicatedLog(self.world, options, self.probes)

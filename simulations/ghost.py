@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from protocol.ids import ParticipantId
 from protocol.messages import Registered
 from simulations.violations import Violation
@@ -26,8 +24,6 @@ if TYPE_CHECKING:
     from simulations.coordinator_node import CoordinatorLife
     from simulations.oracles import Oracles
     from simulations.participant_node import ParticipantLife
-
-_encode = msgspec.msgpack.encode
 
 
 class Stream:
@@ -79,8 +75,9 @@ class GhostLife:
         self._ghost = ghost
         self._life = life
         self.name = life.name
-        self.session = 0
-        self.version = 0
+        self.number = life.number
+        self.session: int = 0
+        self.version: int = 0
         self.term = 0
         self.routes: dict[str, Stream | None] = {}
         """Agent -> stream; None: hosted here."""
@@ -207,11 +204,12 @@ class GhostLife:
         key = (self.session, int(effect.epoch))
         if key in self._ghost.cuts:
             raise Violation("I10", f"{self.name} records epoch {effect.epoch} twice")
+        forms = self._life.cluster.workload.forms
         states: dict[str, bytes] = {}
         mailboxes: dict[str, list[bytes]] = {}
         timers: dict[str, int] = {}
         for host in self._life.hosts:
-            states[host.id] = _encode(agent_fields(host.agent))
+            states[host.id] = forms.at_cut(host)
             mailboxes[host.id] = [data for _, data in host.mailbox]
             timers[host.id] = len(host.timers)
         cut = GhostCut(self, self._life.now, states, mailboxes)
@@ -275,14 +273,3 @@ class GhostLog:
     def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
         """A replica has applied an entry of the log."""
         self.oracles.entry_applied(coordinator, command, result)
-
-
-def agent_fields(agent: Any) -> dict[str, Any]:  # noqa: ANN401 - any agent
-    """The saved fields of an agent in plain Python, as they are between two turns."""
-    found: dict[str, Any] = {}
-    for name in sorted(agent.__cleancut_fields__):
-        value = getattr(agent, name)
-        if hasattr(value, "items") and not isinstance(value, dict):
-            value = sorted(value.items())
-        found[name] = value
-    return found

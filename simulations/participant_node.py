@@ -43,9 +43,7 @@ from protocol.ids import Instant, ParticipantId
 from protocol.messages import LocalReport, Register
 from simulations.control import ControlClient
 from simulations.prng import stream
-from simulations.turns import SimulatedPump, TurnClock
 from simulations.uploads import Uploads
-from simulations.violations import Violation
 from simulations.world import Process, Timer
 
 if TYPE_CHECKING:
@@ -89,7 +87,7 @@ class ParticipantLife(Process):
             max_concurrent_epochs=max(2, cluster.options.max_concurrent),
             recording_bytes_max=cluster.options.recording_bytes_max,
         )
-        self.pump = SimulatedPump(self.hosts, clock=TurnClock(self), sink=self, tasks=cluster.no_tasks)
+        self.pump = cluster.workload.pump(self)
         self.uploads = Uploads(self)
         self.control = ControlClient(self)
         self.ghost: GhostLife = cluster.ghost.born(self)
@@ -170,8 +168,8 @@ class ParticipantLife(Process):
         self.step(EpochWanted(reason=reason))
 
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
-        """No handler of a workload ever raises by itself."""
-        raise Violation("I6", f"{self.name}: a message was put aside: {outcome.reason}")
+        """A message was put aside, or an agent stopped."""
+        self.cluster.workload.put_aside(self, outcome)
 
     # --- from the network ---------------------------------------------------------------------------------------------
 
@@ -296,10 +294,11 @@ class ParticipantLife(Process):
             self.member = True
             for host in self.hosts:
                 host.start_fresh(self.cluster.name)
+            self.cluster.workload.begin(self)
             self.pump.start()
 
     def _dead_letter(self, effect: DeadLetter) -> None:
-        raise Violation("I6", f"{self.name}: dead letter: {effect.reason}")
+        self.cluster.workload.put_aside(self, effect)
 
     def _end_participant(self, effect: EndParticipant) -> None:
         if effect.reason:

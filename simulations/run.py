@@ -18,11 +18,13 @@ from simulations.mutants import planted
 from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
 from simulations.trace import Trace
 from simulations.violations import Violation
+from simulations.workloads import workload_of
 from simulations.world import StepsExhausted
 
 if TYPE_CHECKING:
     from simulations.options import Run
     from simulations.recorder import Recorder
+    from simulations.workloads import MakeWorkload
 
 SAFETY: Final = "safety"
 LIVENESS: Final = "liveness"
@@ -60,13 +62,20 @@ class Outcome:
         return not self.kind
 
 
-def run(what: Run, *, trace_file: TextIO | None = None, recorder: Recorder | None = None) -> Outcome:
+def run(
+    what: Run,
+    *,
+    trace_file: TextIO | None = None,
+    recorder: Recorder | None = None,
+    make_workload: MakeWorkload = workload_of,
+) -> Outcome:
     """Carry out a run; never raises for what it finds.
 
     Args:
         what: Options and faults.
         trace_file: Every event in words goes here.
         recorder: Takes down the instants for a picture; in place of `trace_file`.
+        make_workload: What the agents do, from options and targets; default: what the options name.
     """
     trace = Trace(trace_file) if recorder is None else recorder
     outcome = Outcome(seed=what.options.seed)
@@ -74,7 +83,7 @@ def run(what: Run, *, trace_file: TextIO | None = None, recorder: Recorder | Non
     injector: Injector | None = None
     try:
         with planted(what.options.mutant):
-            cluster = SimulatedCluster(what.options, trace)
+            cluster = SimulatedCluster(what.options, trace, make_workload)
             if recorder is not None:
                 recorder.attach(cluster)
             injector = Injector(cluster)
@@ -108,8 +117,9 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     if what.options.recording_bytes_max >= RECORDING_ENOUGH:
         demand_commits(cluster, 2)
     cluster.workload.switch.on = False
-    demand_quiet(cluster)
-    demand_commits(cluster, 1)
+    if cluster.workload.comes_to_rest:
+        demand_quiet(cluster)
+        demand_commits(cluster, 1)
 
 
 def _fill(outcome: Outcome, cluster: SimulatedCluster, injector: Injector) -> None:

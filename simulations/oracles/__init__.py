@@ -8,7 +8,7 @@ module              invariants (names of RELIABILITY.md section 3)
 `reachability`      I4, the theorem of 1985 as a program, on some of the manifests
 `conservation`      I5 totals of each manifest, with what went to and came from lives that are gone
 `membership`        I7 members, sessions and channels are those of the start
-`epochs`            I9 one manifest; I10 numbers grow; I11 one end for everybody; I19 what was acknowledged stays; I21
+`epochs`            I9 one manifest; I10 numbers grow; I11 one end for everybody; I19 what was acknowledged stays; I20; I21
 `durability`        I12 a visible manifest has all its objects; I14 a power cut takes no committed epoch
 `liveness`          L1, L2, L3 in the healed world
 ==================  ===================================================================================================
@@ -68,13 +68,14 @@ class Oracles:
         manifest = decode_manifest(data, name=key)
         reader = EpochReader(cluster.store.objects, manifest)
         check_membership(self.history.started[epoch], manifest)
-        self.recorded_messages += check_channel_states(cluster.ghost, reader)
+        self.recorded_messages += check_channel_states(cluster.ghost, reader, cluster.workload.forms)
         check_vector_clocks(cluster.ghost, manifest)
         check_conservation(cluster, reader)
         if self.judged & (self.judged - 1) == 0:
             # It looks at all of the past: at the 1st, 2nd, 4th, 8th manifest, so that the sum stays in bounds.
             check_reachable(cluster, reader)
         check_durable(cluster, epoch, data, deep=cluster.options.deep or self.judged % 4 == 1)
+        cluster.workload.judge(cluster, manifest)
 
     def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
         """A replica has applied an entry."""

@@ -7,7 +7,7 @@ Agents' fields, mailboxes and unrouted messages are compared with what they were
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from protocol.messages import Envelope
     from protocol.reading import EpochReader
     from simulations.ghost import GhostCut, GhostLog
+    from simulations.state_forms import StateForms
 
 _encode = msgspec.msgpack.encode
 
@@ -42,7 +43,7 @@ def cuts_of(ghost: GhostLog, manifest: Manifest) -> dict[str, GhostCut]:
     return found
 
 
-def check_channel_states(ghost: GhostLog, reader: EpochReader) -> int:
+def check_channel_states(ghost: GhostLog, reader: EpochReader, forms: StateForms) -> int:
     """Judge one manifest.
 
     Returns:
@@ -79,7 +80,7 @@ def check_channel_states(ghost: GhostLog, reader: EpochReader) -> int:
             )
         for agent, expected_state in cut.states.items():
             state = reader.state(agent)
-            if _encode(_plain(state.fields)) != expected_state:
+            if expected_state and forms.stored(state.fields) != expected_state:
                 raise Violation(
                     "I26",
                     f"epoch {epoch}, {agent}: {state.fields} stored, {msgspec.msgpack.decode(expected_state)} at the cut",
@@ -89,11 +90,6 @@ def check_channel_states(ghost: GhostLog, reader: EpochReader) -> int:
             if len(reader.timers(agent)) != cut.timers[agent]:
                 raise Violation("I26", f"epoch {epoch}, {agent}: the stored timers are not those of the cut")
     return in_flight
-
-
-def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    """In the form of `ghost.agent_fields`: names sorted, keyed fields as sorted pairs."""
-    return {name: sorted(value.items()) if isinstance(value, dict) else value for name, value in sorted(fields.items())}
 
 
 def _bytes(envelopes: Iterable[Envelope]) -> list[bytes]:

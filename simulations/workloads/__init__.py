@@ -9,8 +9,12 @@ from simulations.workloads.pipeline import Pipeline
 from simulations.workloads.ring import Ring
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from simulations.options import Options
     from simulations.workloads.base import Workload
+
+    MakeWorkload = Callable[[Options, dict[str, tuple[str, ...]]], Workload]
 
 
 def workload_of(options: Options, targets: dict[str, tuple[str, ...]]) -> Workload:

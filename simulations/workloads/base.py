@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from protocol.messages import Envelope
+from simulations.state_forms import StateForms
+from simulations.turns import SimulatedPump, TurnClock
+from simulations.violations import Violation
 
 if TYPE_CHECKING:
     from participant.agent import Agent
+    from participant.failure import DeadLettered, Stopped
+    from participant.machine_events import DeadLetter
+    from protocol.manifest import Manifest
+    from simulations.cluster import SimulatedCluster
     from simulations.options import Options
+    from simulations.participant_node import ParticipantLife
 
 _decode = msgspec.msgpack.Decoder(Envelope).decode
 
@@ -30,6 +38,10 @@ class Workload(ABC):
 
     messages: ClassVar[tuple[type, ...]] = ()
     """Every message type of it."""
+    forms: StateForms = StateForms()
+    """How the ghost log takes down states."""
+    comes_to_rest: ClassVar[bool] = True
+    """Once the switch is off, nothing begins any more."""
 
     def __init__(self, options: Options, targets: dict[str, tuple[str, ...]]) -> None:
         self.options = options
@@ -39,6 +51,24 @@ class Workload(ABC):
     @abstractmethod
     def agents(self, participant: str) -> list[Agent]:
         """Fresh agents of one life."""
+
+    def pump(self, life: ParticipantLife) -> SimulatedPump:
+        """What runs the turns of a life."""
+        return SimulatedPump(life.hosts, clock=TurnClock(life), sink=life, tasks=life.cluster.no_tasks)
+
+    def begin(self, life: ParticipantLife) -> None:  # noqa: B027 - most have nothing to do here
+        """A life has become a member; its agents' starts are in their mailboxes."""
+
+    def put_aside(self, life: ParticipantLife, letter: DeadLettered | Stopped | DeadLetter) -> None:
+        """A message was put aside, or an agent stopped: no handler of a workload raises by itself.
+
+        Raises:
+            Violation: I6.
+        """
+        raise Violation("I6", f"{life.name}: a message was put aside: {letter.reason}")
+
+    def judge(self, cluster: SimulatedCluster, manifest: Manifest) -> None:  # noqa: B027 - as above
+        """A look at a manifest that has become visible, after the oracles' own."""
 
     @abstractmethod
     def share(self, participant: str) -> int:
