@@ -123,13 +123,19 @@ def _load(file: Path) -> Run:
 
 
 def _carry_out(what: Run, again: str, *, trace: Path | None, as_json: bool) -> None:
+    from simulations.explain import DIGEST_LINE, RUN_LINE
     from simulations.run import run
 
     if not as_json:
         click.echo(describe_options(what.options))
         click.echo(f"faults: {len(what.faults)}" + "".join(f"\n  {describe_fault(fault)}" for fault in what.faults))
     with trace.open("w", encoding="utf-8") if trace is not None else nullcontext() as file:
+        if file is not None:
+            # `explain` draws a trace by running it again.
+            file.write(f"{RUN_LINE}{msgspec.json.encode(what).decode()}\n")
         outcome = run(what, trace_file=file)
+        if file is not None:
+            file.write(f"{DIGEST_LINE}{outcome.digest}\n")
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(outcome)))
     else:
@@ -167,10 +173,11 @@ def describe_outcome(outcome: Outcome) -> str:
 
 def _register() -> None:
     """Commands that live in files of their own."""
+    from simulations.explain import explain_command
     from simulations.judge_command import mutants_command, shrink_command
     from simulations.sweep_command import sweep_command
 
-    for command in (sweep_command, mutants_command, shrink_command):
+    for command in (sweep_command, mutants_command, shrink_command, explain_command):
         simulate.add_command(command)
 
 
