@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from participant.runtime.pump import Pump
+from participant.runtime.pump import Pump, _Runner
 from protocol.ids import Instant
 from protocol.limits import TURN_SLICE_NS
 
@@ -41,6 +41,10 @@ class SimulatedPump(Pump):
         finally:
             self._hand_in()
         return bool(ready)
+
+    def _turn(self, runner: _Runner, now: int) -> bool:
+        self._clock.now()  # what a turn costs
+        return super()._turn(runner, now)
 
 
 class TurnClock:
