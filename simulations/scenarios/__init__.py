@@ -156,7 +156,7 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         runs=(
             Run(
                 options=_options(
-                    3, workload="pipeline", turn_ns=8 * MS, burst=20, tick_ns=100 * MS, faults_ns=8 * SECOND
+                    3, workload="pipeline", turn_ns=2 * MS, burst=40, tick_ns=100 * MS, faults_ns=8 * SECOND
                 ),
                 faults=[],
             ),
