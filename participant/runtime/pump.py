@@ -156,6 +156,8 @@ class Pump:
             return False
         ready = self._ready
         began = monotonic_ns()
+        # Whoever drives this is in no turn, before and after.
+        outside = TURN_CONTEXT.set(None)
         try:
             while monotonic_ns() - began < TURN_SLICE_NS:
                 if not ready:
@@ -166,6 +168,7 @@ class Pump:
                 runner.queued = False
                 self._burst(runner, self._clock.now())
         finally:
+            TURN_CONTEXT.reset(outside)
             self._hand_in()
         self.slice_ns_max = max(self.slice_ns_max, monotonic_ns() - began)
         return bool(ready)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from participant import Agent, Context, DeadLetter, Stop, handler, keyed, value
+from participant.state import TURN_CONTEXT
 from participant.testing import Cluster
 from protocol.errors import LocalProtocolError, Refused
 
@@ -90,6 +91,16 @@ async def test_handlers_that_never_await_run_without_a_task() -> None:
         await cluster.idle()
         assert cluster["counter/main"].count == 501
         assert set(cluster["counter/main"].tasks) == {None}
+
+
+async def test_whoever_drives_the_turns_is_in_none_afterwards() -> None:
+    """A driver that calls the pump from a context of its own must not look like a task of the last turn."""
+    async with Cluster(Counter("main")) as cluster:
+        participant = cluster.participant_of("counter/main")
+        participant.ingest_nowait("counter/main", Do("count"))
+        participant._pump.run()
+        assert cluster["counter/main"].count == 1
+        assert TURN_CONTEXT.get() is None
 
 
 async def test_handlers_that_await_run_in_a_task_that_is_used_again() -> None:
