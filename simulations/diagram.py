@@ -24,6 +24,8 @@ RIGHT: Final = 28
 LANE: Final = 74
 """Between two participants' lines."""
 FAULT_ROWS_MAX: Final = 4
+MARKERS_MANY: Final = 48
+"""More are drawn thin, so that they do not hide what lies beneath."""
 _FAULT_ROW: Final = 15
 _LETTER: Final = 6.2
 """Typical width of a letter in labels; only for keeping them apart."""
@@ -51,8 +53,8 @@ class Mark:
     who: str
     at: int
     kind: str
-    """On participants: ``cut``, ``othercut``, ``crash``, ``start``, ``stored``; on coordinators: ``started``, ``sealed``,
-    ``committed``, ``aborted``, ``leader``, ``crash``."""
+    """On participants: ``cut``, ``othercut``, ``crash``, ``tick`` (it started, or ended by itself), ``stored``; on
+    coordinators: ``started``, ``sealed``, ``committed``, ``aborted``, ``leader``, ``crash``."""
     title: str
     label: str = ""
 
@@ -105,6 +107,7 @@ class _Picture:
         self.scene = scene
         self.faults, self.unlabelled = _stack(scene, self)
         rows = 1 + max((row for _, row in self.faults), default=-1)
+        self.many = sum(1 for arrow in scene.arrows if arrow.role == "marker") > MARKERS_MANY
         self.caption_y = 58
         self.top = self.caption_y + 20 * len(scene.caption) + 26
         self.faults_y = self.top
@@ -238,6 +241,8 @@ class _Picture:
             role += " lost"
         else:
             x2 = self.x(arrow.arrived)
+        if self.many and arrow.role == "marker":
+            role += " many"
         return (
             f'<path class="{role}" d="M{x1:.1f} {y1:.0f}L{x2:.1f} {y2:.0f}" marker-end="url(#h-{arrow.role})">'
             f"<title>{text(arrow.title)}</title></path>"

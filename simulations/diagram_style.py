@@ -75,7 +75,7 @@ STYLE: Final = (
     "path{fill:none}text.head{font-size:19px;font-weight:600}.name{font-weight:600}.end{text-anchor:end}"
     ".mid{text-anchor:middle}.small,.cutname{font-size:12px}.tiny{font-size:11px}.count{font-size:12px;font-weight:700;stroke-width:4;paint-order:stroke}.cutname{font-weight:600}"
     ".lane{stroke-width:1.6}.down{stroke-width:.8;stroke-dasharray:2 6}.begin{stroke-width:2}.message{stroke-width:1.1}"
-    ".flight,.orphan{stroke-width:2.8}.marker{stroke-width:1.4;stroke-dasharray:6 4}.lost{stroke-dasharray:3 3}"
+    ".flight,.orphan{stroke-width:2.8}.marker{stroke-width:1.4;stroke-dasharray:6 4}.many{stroke-width:.8;opacity:.45}.lost{stroke-dasharray:3 3}"
     ".other{stroke-width:.9;stroke-dasharray:2 4;opacity:.7}.order{stroke-width:1;stroke-dasharray:1 4}"
     ".cutline{stroke-width:2.6}.cut,.othercut,.stored{stroke-width:1.6}.crash,.aborted{stroke-width:3}"
     ".past{opacity:.09}.partition{opacity:.14}.fault{opacity:.25}.pause{opacity:.8}.broken{stroke-width:2;stroke-dasharray:8 4}"

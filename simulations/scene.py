@@ -280,7 +280,7 @@ class _Choice:
                 lane = who if who in participants else COORDINATORS
                 if what == "Started" and lane == COORDINATORS:
                     continue
-                kind = "start" if what == "Started" else "crash"
+                kind = "crash" if what == "Crashed" else "tick"
                 title = f"{who} {what.lower()}: {words}\n{_ms(at)}"
                 marks.append(Mark(who=lane, at=at, kind=kind, title=title, label=f"{who} {what.lower()}"))
         return marks

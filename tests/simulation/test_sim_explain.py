@@ -200,7 +200,7 @@ def test_hostile_names_are_text_and_nothing_else():
         marks=[
             Mark(who=who, at=10 * MS, kind=kind, title=who, label=who)
             for who in [*HOSTILE, COORDINATORS]
-            for kind in ("cut", "othercut", "crash", "start", "stored", "aborted")
+            for kind in ("cut", "othercut", "crash", "tick", "stored", "aborted")
         ],
         spans=[
             Span(who=who, begin=MS, end=20 * MS, kind=kind, title=who, label=who)
