@@ -3,25 +3,18 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+from simulations.demo.ports import free_ports
+
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("CLEANCUT_")}
 COMMAND = [sys.executable, "-m", "coordinator.cli"]
 READY_SECONDS = 40
-
-
-def free_ports(count: int) -> list[int]:
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in held]
-    for sock in held:
-        sock.close()
-    return ports
 
 
 class CliCluster:

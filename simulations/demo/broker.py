@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from protocol.errors import ConfigError
 from simulations.demo import children
-from simulations.demo.cluster import ClusterFailed, free_ports
+from simulations.demo.cluster import ClusterFailed
+from simulations.demo.ports import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import socket
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from protocol.errors import SnapshotError, Unreachable
 from protocol.keys import ClusterKeys, read_secret
 from simulations.demo import children
+from simulations.demo.ports import free_ports
 
 if TYPE_CHECKING:
     from simulations.demo.process import Spec
@@ -27,18 +27,6 @@ POLL_SECONDS = 0.02
 
 class ClusterFailed(SnapshotError):
     """A process of the cluster did not do what it must; the message shows the end of its log."""
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback interface that are free now, all different."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 @dataclass

@@ -19,7 +19,7 @@ from protocol.items import encode_marker_item, encode_message_item
 from protocol.keys import ClusterKeys
 from protocol.limits import FRAME_BYTES_MAX
 from protocol.wire import FrameCodec
-from simulations.demo.cluster import free_ports
+from simulations.demo.ports import free_ports
 from tests.e2e.real_cluster import real_cluster, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]

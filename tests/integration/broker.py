@@ -7,9 +7,10 @@ import ctypes
 import os
 import shutil
 import signal
-import socket
 import subprocess
 from typing import TYPE_CHECKING
+
+from simulations.demo.ports import free_ports
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,7 +29,7 @@ class Broker:
         """`tls`: a folder with ca.pem, broker.pem and broker.key; clients must show a certificate, too."""
         self.folder = folder
         self._scheme = "mqtt" if tls is None else "mqtts"
-        self.port = _free_port()
+        self.port = free_ports(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
         executable = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
         assert os.path.exists(executable), "these tests need mosquitto: apt-get install mosquitto"
@@ -86,9 +87,3 @@ class Broker:
             self._process.kill()
             self._process.wait()
             self._process = None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sys
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -45,6 +44,7 @@ from protocol.messages import (
 )
 from protocol.storage import open_store
 from protocol.topology import Topology
+from simulations.demo.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -52,14 +52,6 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = "shop"
 PATIENCE = 20.0
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 async def until(condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from coordinator.certificates import make_certificates
 from coordinator.runtime.raft import RaftConfig, RaftGroup, TlsFiles, timing_preset
 from protocol.errors import Refused, SnapshotError, Unreachable
 from protocol.ids import ClusterName, CoordinatorId
+from simulations.demo.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -55,11 +55,7 @@ class Ledger:
 
 def free_addresses(count: int) -> list[str]:
     """Addresses on loopback that nobody used a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
+    return [f"127.0.0.1:{port}" for port in free_ports(count)]
 
 
 def group_configs(folder: Path, size: int = 3, **settings) -> dict[str, RaftConfig]:
