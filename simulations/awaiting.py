@@ -13,6 +13,7 @@ import msgspec
 
 from participant.agent import handler_never_awaits
 from participant.cells import KeyedState
+from participant.failure import describe
 from simulations.eventloop import SimulatedLoop
 from simulations.prng import stream
 from simulations.state_forms import StateForms
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from participant.agent import Agent
-    from participant.host import AgentHost
+    from participant.host import AgentHost, Turn
     from participant.runtime.pump import _Runner
     from participant.runtime.tasks import TaskSet
     from simulations.participant_node import ParticipantLife
@@ -98,6 +99,10 @@ class AwaitingPump(SimulatedPump):
         if host.id in self._forms.holding:
             self._forms.before[host] = self._forms.of(host.agent)
         return super()._turn(runner, now)
+
+    def _failed(self, runner: _Runner, turn: Turn, error: BaseException) -> None:
+        self._life.note("TurnFailed", f"{runner.host.id} {turn.envelope.type}: {describe(error)}")
+        super()._failed(runner, turn, error)
 
 
 class AwaitingForms(StateForms):

@@ -176,14 +176,16 @@ def _draw(seed: int, plan: UserPlan, kinds: list[str] | None, steps: int) -> Run
     options.workload, options.topology = "user", "mesh"
     options.nodes = len(plan.groups)
     options.steps_max = steps
-    options.faults_ns = log_uniform(random, 2 * SECOND, 8 * SECOND)
+    options.faults_ns = log_uniform(random, 4 * SECOND, 8 * SECOND)
+    options.interval_ns = min(options.interval_ns, options.faults_ns // 8)
     options.deep = random.chance(1, 8)
     options.disk = options.disk and bool(random.chance(1, 4))
     chosen = draw_faults(options, kinds)
     if kinds is None and chosen:
         # So many seeds in a row as there are points: a crash at each of them.
         point = Fault(kind="crash-at", point=POINTS[seed % len(POINTS)])
-        point.at_ns, point.for_ns = random.between(SECOND, options.faults_ns), log_uniform(random, 20 * MS, 2 * SECOND)
+        # Early: what was armed and is not passed before all is healed has tested nothing.
+        point.at_ns, point.for_ns = random.between(SECOND // 4, SECOND), log_uniform(random, 20 * MS, 2 * SECOND)
         if random.chance(2, 3) and not _loses(point):
             chosen = [fault for fault in chosen if not _loses(fault)]
         chosen = sorted([*chosen, point], key=lambda fault: (fault.at_ns, fault.kind))
@@ -208,7 +210,7 @@ def _failure(plan: UserPlan, what: Run, outcome: Outcome) -> str:
         _described(what).partition("\n")[0],
         f"faults that fired: {', '.join(f'{kind} {count}' for kind, count in outcome.fired.items()) or 'none'}",
         "last events (virtual ms, who, what, details):",
-        *(line[:200] for line in outcome.last[-20:]),
+        *(line[:200] for line in outcome.last),
     ]
     if again.digest != outcome.digest:
         lines.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from blake3 import blake3
 
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from simulations.participant_node import ParticipantLife
     from simulations.turns import SimulatedPump
 
-OUTSIDE = AgentId("outside/ingest")
+OUTSIDE: Final = AgentId("outside/ingest")
+_SHOWN: Final = 160
+_AGENTS_SHOWN: Final = 12
 
 
 class Cut(EpochView):
@@ -230,9 +232,9 @@ class UserWorkload(Workload):
                 answer = invariant(cut)
             except Exception as error:
                 text = str(error) or type(error).__name__
-                raise Violation(name, f"epoch {manifest.epoch} at {cut.seconds:.3f} s: {text}") from error
+                raise Violation(name, f"epoch {manifest.epoch} at {cut.seconds:.3f} s: {text}{_shown(cut)}") from error
             if answer is not None and not answer:
-                raise Violation(name, f"it is {answer!r} of epoch {manifest.epoch} at {cut.seconds:.3f} s")
+                raise Violation(name, f"{answer!r} of epoch {manifest.epoch} at {cut.seconds:.3f} s{_shown(cut)}")
 
     def share(self, participant: str) -> int:
         """Nothing that is known here."""
@@ -245,3 +247,9 @@ class UserWorkload(Workload):
     def carried(self, envelope: Envelope) -> int:
         """As `share`."""
         return 0
+
+
+def _shown(cut: Cut) -> str:
+    """The cut, for people: each agent's state and all messages, shortened."""
+    lines = [f"\n  {agent}: {str(cut.state(agent))[:_SHOWN]}" for agent in cut.agents()[:_AGENTS_SHOWN]]
+    return "".join(lines) + f"\n  messages: {str(cut.messages())[:_SHOWN]}"
