@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from participant import Agent, Context, DeadLetter, Participant, Retry, handler, keyed, value
+from participant import Agent, Context, DeadLetter, Participant, Retry, Stop, handler, keyed, value
 from participant.failure import Backoff
 from participant.testing import SECRET, Cluster, ManualClock
 from protocol.errors import ConfigError, IllegalName, Overloaded, Refused, StoreError, UnknownAgent, Unsavable
@@ -149,6 +149,21 @@ async def test_start_hooks_run_once_before_anything_else() -> None:
         assert cluster["diary/main"].started == 1
         await cluster.idle()
         assert (await cluster.epoch()).state("diary/main")["started"] == 1
+
+
+async def test_a_start_hook_that_has_not_happened_is_nobodys_message() -> None:
+    """It stands in the mailbox of the cut, and a restore would call it."""
+
+    class Broken(Agent, kind="broken"):
+        failure = Stop()
+
+        async def on_start(self, ctx: Context) -> None:
+            raise ValueError("cannot start")
+
+    async with Cluster(Broken("main"), Diary("main")) as cluster:
+        epoch = await cluster.epoch()
+        assert epoch.mailbox("broken/main") == []
+        assert epoch.messages() == []
 
 
 async def test_durable_timers_fire_when_time_passes_and_are_part_of_an_epoch() -> None:
