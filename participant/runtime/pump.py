@@ -156,17 +156,18 @@ class Pump:
             return False
         ready = self._ready
         began = monotonic_ns()
+        end = began + TURN_SLICE_NS
         # Whoever drives this is in no turn, before and after.
         outside = TURN_CONTEXT.set(None)
         try:
-            while monotonic_ns() - began < TURN_SLICE_NS:
+            while monotonic_ns() < end:
                 if not ready:
                     self._hand_in()
                     if not ready:
                         break
                 runner = ready.popleft()
                 runner.queued = False
-                self._burst(runner, self._clock.now())
+                self._burst(runner, self._clock.now(), end)
         finally:
             TURN_CONTEXT.reset(outside)
             self._hand_in()
@@ -190,7 +191,8 @@ class Pump:
             self._timer.cancel()
             self._timer = None
 
-    def _burst(self, runner: _Runner, now: int) -> None:
+    def _burst(self, runner: _Runner, now: int, end: int | None = None) -> None:
+        """Some turns of one agent in a row, until the slice's end (monotonic, None: whoever calls looks after that)."""
         host = runner.host
         mailbox = host.mailbox
         more = False
@@ -198,6 +200,9 @@ class Pump:
             if not mailbox or host.turn is not None or host.dead or host.wait_until > now:
                 break
             if not self._turn(runner, now):
+                break
+            if end is not None and monotonic_ns() >= end:
+                more = True
                 break
         else:
             more = True

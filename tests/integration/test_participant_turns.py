@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+from time import monotonic_ns
 
 import msgspec
 import pytest
@@ -13,6 +14,7 @@ from participant import Agent, Context, DeadLetter, Stop, handler, keyed, value
 from participant.state import TURN_CONTEXT
 from participant.testing import Cluster
 from protocol.errors import LocalProtocolError, Refused
+from protocol.limits import TURN_SLICE_NS
 
 tag: contextvars.ContextVar[str] = contextvars.ContextVar("tag", default="clean")
 
@@ -79,6 +81,10 @@ class Counter(Agent, kind="counter"):
     async def on_do(self, ctx: Context, do: Do) -> None:
         self.tasks.append(asyncio.current_task())
         self.count += 1
+        if do.what == "busy":
+            until = monotonic_ns() + TURN_SLICE_NS
+            while monotonic_ns() < until:
+                pass
         if do.what == "stop":
             raise RuntimeError("broken for good")
         if do.count:
@@ -101,6 +107,20 @@ async def test_whoever_drives_the_turns_is_in_none_afterwards() -> None:
         participant._pump.run()
         assert cluster["counter/main"].count == 1
         assert TURN_CONTEXT.get() is None
+
+
+async def test_slow_turns_of_one_agent_leave_the_loop_to_others_between_two_of_them() -> None:
+    """Each turn here takes a whole slice: a slice ends after one, however many messages the agent has."""
+    async with Cluster(Counter("main")) as cluster:
+        participant = cluster.participant_of("counter/main")
+        for _ in range(20):
+            participant.ingest_nowait("counter/main", Do("busy"))
+        before = participant._pump.turns
+        more = participant._pump.run()
+        assert more
+        assert participant._pump.turns - before == 1
+        await cluster.idle()
+        assert cluster["counter/main"].count == 20
 
 
 async def test_handlers_that_await_run_in_a_task_that_is_used_again() -> None:
