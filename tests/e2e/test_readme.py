@@ -81,6 +81,13 @@ def test_a_cluster_of_ones_own_is_made_and_its_configuration_passes(tmp_path):
     assert again.returncode != 0
 
 
+def test_the_seeded_worlds_it_shows_run(tmp_path):
+    for line in console_lines("simulate run"):
+        done = run(line, tmp_path, dict(os.environ))
+        assert done.returncode == 0, (line, done.stdout[-2000:], done.stderr)
+    assert (tmp_path / "run.svg").read_text().startswith("<")
+
+
 def test_folders_that_it_names_exist():
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         if "://" not in target:
