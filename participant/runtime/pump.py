@@ -157,8 +157,6 @@ class Pump:
         ready = self._ready
         began = monotonic_ns()
         end = began + TURN_SLICE_NS
-        # Whoever drives this is in no turn, before and after.
-        outside = TURN_CONTEXT.set(None)
         try:
             while monotonic_ns() < end:
                 if not ready:
@@ -169,7 +167,6 @@ class Pump:
                 runner.queued = False
                 self._burst(runner, self._clock.now(), end)
         finally:
-            TURN_CONTEXT.reset(outside)
             self._hand_in()
         self.slice_ns_max = max(self.slice_ns_max, monotonic_ns() - began)
         return bool(ready)
@@ -222,7 +219,8 @@ class Pump:
             self.turns_failed += 1
             self._sink.turn_failed(turn)
             return True
-        TURN_CONTEXT.set(turn.context)
+        # Whoever drives this is in no turn, before and after: what the user's code starts meanwhile belongs to this one.
+        outside = TURN_CONTEXT.set(turn.context)
         try:
             coroutine = turn.start()
             if coroutine is not None:
@@ -238,6 +236,8 @@ class Pump:
             self.mailbox_bytes -= size
             self.turns += 1
             self._committed(runner, result)
+        finally:
+            TURN_CONTEXT.reset(outside)
         return True
 
     def _committed(self, runner: _Runner, result: TurnResult) -> None:
