@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 import msgspec
 
-from protocol.errors import SnapshotError, Unreachable
+from protocol.errors import Refused, SnapshotError, Unreachable
 from protocol.keys import ClusterKeys, read_secret
 from simulations.demo import children
 from simulations.demo.ports import free_ports
@@ -182,7 +182,7 @@ class LocalCluster:
 
         Raises:
             Unreachable: None does.
-            SnapshotError: The API refused.
+            Refused: The API said no; `code` says why.
         """
         assert self._session is not None
         problem = "no coordinator runs"
@@ -197,7 +197,8 @@ class LocalCluster:
                 problem = str(document.get("error", document))
                 continue
             if response.status >= 400:
-                raise SnapshotError(f"{method} {path}: {document.get('error', document)}")
+                refusal = document.get("error") or {}
+                raise Refused(str(refusal.get("code", response.status)), f"{method} {path}: {refusal or document}")
             return document
         raise Unreachable(problem)
 

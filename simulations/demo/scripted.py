@@ -12,7 +12,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from protocol.errors import ConfigError, IllegalName, SnapshotError
+from protocol.errors import ConfigError, IllegalName, Refused, SnapshotError
 from protocol.ids import check_name, cluster_name
 from protocol.storage import open_store
 from simulations.demo import summary
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TICK_SECONDS = 0.01
 SERVERS_MAX = 64
+START_SECONDS = 30.0
 POLICY = {"kind": "manual", "pause_ms": 0, "deadline_ms": 20_000, "max_concurrent": 4}
 
 
@@ -183,8 +184,7 @@ async def run(
                 if "error" in answer:
                     raise SnapshotError(f"{command.source} cannot send: {answer['error']}")
             case "snapshot":
-                document = await cluster.call("POST", "/v1/epochs", {"reason": f"snapshot {command.source}"})
-                numbers.append(int(document["epoch"]))
+                numbers.append(await _start(cluster, command.source))
             case _:
                 await asyncio.sleep(command.number * TICK_SECONDS)
     for number in numbers:
@@ -196,6 +196,20 @@ async def run(
     for each in sums:
         say(f"  epoch {each.epoch}: {each.total} of {each.expected} tokens, {each.on_the_way} of them in messages")
     return sums
+
+
+async def _start(cluster: LocalCluster, server: str) -> int:
+    """Start an epoch; right after the last server has joined, the others may still have to accept the topology."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                document = await cluster.call("POST", "/v1/epochs", {"reason": f"snapshot {server}"})
+            except Refused as error:
+                if error.code not in {"not-ready", "too-soon", "epoch-open"}:
+                    raise
+                await asyncio.sleep(TICK_SECONDS)
+                continue
+            return int(document["epoch"])
 
 
 async def _wait_committed(cluster: LocalCluster, epoch: int) -> None:
