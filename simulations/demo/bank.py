@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from protocol.errors import SnapshotError
 from protocol.ids import cluster_name
 from protocol.storage import open_store
 from simulations.demo import agents, summary
+from simulations.demo.cluster import ClusterFailed
 from simulations.demo.process import Spec
 
 if TYPE_CHECKING:
@@ -105,6 +108,8 @@ async def run(
         await _wait_no_open_epoch(cluster)
     finally:
         reporter.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await reporter
     result.seconds = round(loop.time() - begun, 1)
     for name in cluster.participants:
         answer = await cluster.ask(name, {"do": "statistics"})
@@ -118,7 +123,7 @@ async def _tell_epochs(cluster: LocalCluster, say: Callable[[str], None]) -> Non
     while True:
         try:
             document = await cluster.call("GET", "/v1/epochs?limit=10")
-        except Exception as error:  # noqa: BLE001 - a narrator must not end the play; the next round asks again
+        except SnapshotError as error:  # nobody leads just now, say; the next round asks again
             say(f"  (asking for epochs: {error})")
             document = {"epochs": []}
         for epoch in reversed(document["epochs"]):
@@ -168,6 +173,7 @@ async def _wait_no_open_epoch(cluster: LocalCluster) -> None:
         if not (await cluster.call("GET", "/v1/status?fresh=1"))["epochs"]["open"]:
             return
         await asyncio.sleep(0.02)
+    raise ClusterFailed("an epoch is still open, although no new one is started and its deadline has passed")
 
 
 async def judge(cluster: LocalCluster, result: Result) -> list[summary.EpochSums]:
