@@ -32,7 +32,7 @@ MILLISECOND_NS: Final = 1_000_000
 SLOWDOWN_MAX: Final = 32
 """Intervals between two attempts of a struggling cluster, at most: a healed cause is noticed within half an hour even
 at the interval of a minute."""
-UNCOUNTED_PHASES: Final = ("operator", "lost")
+UNCOUNTED_PHASES: Final = ("operator", "lost", "rollback")
 """Phases of an abort that say nothing about the next attempt."""
 
 _Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
@@ -53,6 +53,14 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Aborts in a row that change nothing; 0: any number."""
     max_concurrent: Annotated[int, msgspec.Meta(ge=1, le=CONCURRENT_EPOCHS_MAX)] = 1
     """Epochs that may be open at once."""
+    recovery: Literal["auto", "manual", "off"] = "auto"
+    """After the loss of a member: ``auto`` rolls back as soon as all agents have a host, ``manual`` waits for an operator,
+    ``off`` goes on without it (its agents' state is lost; for agents whose state does not matter)."""
+    takeover_after_ns: _Count = 30_000 * MILLISECOND_NS
+    """Agents of a lost member go to others that can take them after this long; 0: they wait for it to come back."""
+    max_rollbacks: _Count = 10
+    """Automatic rollbacks within `rollback_window_ns`, after which an operator has to look; 0: any number."""
+    rollback_window_ns: _Positive = 600_000 * MILLISECOND_NS
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PolicySettings:
@@ -81,6 +89,10 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "deadline_ms": self.deadline_ns // MILLISECOND_NS,
             "tolerable_failures": self.tolerable_failures,
             "max_concurrent": self.max_concurrent,
+            "recovery": self.recovery,
+            "takeover_after_ms": self.takeover_after_ns // MILLISECOND_NS,
+            "max_rollbacks": self.max_rollbacks,
+            "rollback_window_ms": self.rollback_window_ns // MILLISECOND_NS,
         }
 
 

@@ -128,6 +128,18 @@ PROPOSALS_IN_FLIGHT_MAX: Final = 64
 """Ledger commands of one leader on their way: a quarter of the results that the ledger remembers for it."""
 PROPOSAL_RETRY_NS: Final = 100_000_000
 """A command that was refused or whose fate is unknown is proposed again after this long: a fraction of an election."""
+ROLLBACKS_REMEMBERED_MAX: Final = 100
+"""Rollbacks whose history stays in the ledger."""
+FENCES_MAX: Final = 16
+"""Fence points of a cluster: stores and sinks."""
+KINDS_MAX: Final = 256
+"""Kinds of agents that one participant can take from others."""
+SUSPECT_NS: Final = 1_000_000_000
+"""A participant whose control connection has closed and who is not back after this long is lost: it dials again within
+0.1 s, and once more where a coordinator does not lead."""
+ROLLBACK_PAUSE_NS: Final = 500_000_000
+"""Before the third rollback of a window; twice as long before each later one: a crash loop must not keep the store busy."""
+ROLLBACK_PAUSE_NS_MAX: Final = 30_000_000_000
 TOPOLOGY_SETTLE_NS: Final = 50_000_000
 """Joins and leaves within this long go into one topology: a cluster that starts makes few versions, not one each."""
 TOPOLOGY_ACCEPT_NS: Final = 10_000_000_000
@@ -137,6 +149,16 @@ LEASE_CHECKS: Final = 8
 STORE_RETRY_NS: Final = 100_000_000
 """First pause before a store is asked again; doubles up to the maximum."""
 STORE_RETRY_NS_MAX: Final = 2_000_000_000
+LOG_HEADER_BYTES_MAX: Final = 4 * KIB
+"""A log segment's header: names and numbers."""
+LOG_BATCH_BYTES_MAX: Final = 1024 * MIB
+"""One batch of a log: turns of one group commit. What one turn writes is bounded by memory, not by this."""
+LOG_BATCH_TARGET_BYTES: Final = 4 * MIB
+"""A batch that waits for the disk takes no more records than this: the write after it can begin sooner."""
+LOG_SEGMENT_BYTES: Final = 16 * MIB
+"""A log goes on in a new segment from this size on: what an epoch covers can be deleted in pieces of it."""
+LOG_SEGMENTS_MAX: Final = 100_000
+"""Segments that a log is read back from: 1.5 TB. More is an error, not a loop."""
 BOOT_ID_CHARS_MAX: Final = 64
 ADDRESS_CHARS_MAX: Final = 512
 """A participant's transport address."""

@@ -64,7 +64,9 @@ class Register(Control, frozen=True, kw_only=True, tag="register"):
     session: int = 0
     """Session to resume, 0: none."""
     incarnation: int = 0
-    """Highest incarnation entered, 0: none."""
+    """Highest incarnation entered by any life of this participant, 0: none."""
+    kinds: tuple[str, ...] = ()
+    """Kinds of agents that it can take from others."""
 
 
 class Heartbeat(Control, frozen=True, kw_only=True, tag="heartbeat"):
@@ -127,6 +129,28 @@ class EpochRequested(Control, frozen=True, kw_only=True, tag="epoch-requested"):
     reason: str = ""
 
 
+class Restored(Control, frozen=True, kw_only=True, tag="restored"):
+    """The agents placed here are as the epoch has them, and none of them has moved since; said again for each order."""
+
+    session: int
+    incarnation: int
+    state: str
+    """Digest over what was taken (RELIABILITY.md I26)."""
+    took_ns: int = 0
+
+
+class RestoreFailed(Control, frozen=True, kw_only=True, tag="restore-failed"):
+    """This participant cannot take its part of the epoch; nothing has been delivered to any agent."""
+
+    session: int
+    incarnation: int
+    kind: str
+    """``corrupt`` (an object is not what it must be, or is gone), ``unfit`` (the code does not fit the state), ``store`` (it
+    could not be read now), ``entered`` (this participant has been in that incarnation before)."""
+    cause: str
+    """A sentence with agent, field or object."""
+
+
 class Leave(Control, frozen=True, kw_only=True, tag="leave"):
     """Orderly: takes effect between epochs; answered by `Left`."""
 
@@ -181,6 +205,29 @@ class TopologyChanged(Control, frozen=True, kw_only=True, tag="topology-changed"
     incarnation: int
     version: int
     members: tuple[Member, ...]
+
+
+class Restore(Control, frozen=True, kw_only=True, tag="restore"):
+    """Enter this incarnation with the state of an epoch, and wait: `TopologyChanged` of it is the order to begin.
+
+    Answered by `Restored` or `RestoreFailed`, each time that it comes.
+    """
+
+    term: int
+    session: int
+    incarnation: int
+    epoch: int
+    """0: from the start, fresh agents."""
+    manifest: str
+    """Digest of the epoch's manifest; "" for epoch 0."""
+    newest_epoch: int
+    """Highest epoch ever started: older markers are stale."""
+    elapsed_ns: int
+    """Wall time from the start of the epoch to the rollback: timers that were due meanwhile are overdue."""
+    version: int
+    """Topology of the incarnation."""
+    members: tuple[Member, ...]
+    """Its members, with the agents placed on each."""
 
 
 class StartEpoch(Control, frozen=True, kw_only=True, tag="start-epoch"):
@@ -250,12 +297,22 @@ class Fenced(Control, frozen=True, kw_only=True, tag="fenced"):
 
 
 ToCoordinator: TypeAlias = (
-    Register | Heartbeat | TopologyAccepted | EpochProgress | LocalReport | EpochFailed | EpochRequested | Leave
+    Register
+    | Heartbeat
+    | TopologyAccepted
+    | EpochProgress
+    | LocalReport
+    | EpochFailed
+    | EpochRequested
+    | Restored
+    | RestoreFailed
+    | Leave
 )
 ToParticipant: TypeAlias = (
     Registered
     | RegisterRefused
     | TopologyChanged
+    | Restore
     | StartEpoch
     | AbortEpoch
     | EpochSealed

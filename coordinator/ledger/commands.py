@@ -23,7 +23,7 @@ import msgspec
 
 from coordinator.policy import PolicySettings
 from protocol.errors import LimitExceeded
-from protocol.limits import COMMAND_BYTES_MAX
+from protocol.limits import COMMAND_BYTES_MAX, FENCES_MAX, KINDS_MAX
 
 COMMAND_VERSION: Final = 1
 SENTENCE_CHARS_MAX: Final = 400
@@ -103,6 +103,8 @@ class RegisterCommand(CommandBase, frozen=True, kw_only=True, tag="register"):
     """Session that the participant believes to have; 0: none."""
     incarnation: Count = 0
     """Highest incarnation that it entered; 0: none."""
+    kinds: Annotated[tuple[Name, ...], msgspec.Meta(max_length=KINDS_MAX)] = ()
+    """Kinds of agents that it can take from others."""
 
 
 class WaitingNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -218,6 +220,79 @@ class CommitCommand(CommandBase, frozen=True, kw_only=True, tag="commit"):
     phases: Timings = {}
 
 
+class AdoptCommand(CommandBase, frozen=True, kw_only=True, tag="adopt"):
+    """These agents have a host again: with the next rollback they are placed on this session."""
+
+    kind: ClassVar[str] = "adopt"
+    session: Positive
+    agents: Annotated[tuple[AgentName, ...], msgspec.Meta(min_length=1)]
+    move: bool = False
+    """Take them from live hosts, too."""
+
+
+class RollbackCommand(CommandBase, frozen=True, kw_only=True, tag="rollback"):
+    """Begin the next incarnation: everybody back to an epoch.
+
+    Members are all live sessions, each with the agents that it hosts then.
+    """
+
+    kind: ClassVar[str] = "rollback"
+    incarnation: Positive
+    """Must be the current one plus one: two proposals of one rollback make one rollback."""
+    epoch: Count
+    """Committed, or 0: the start."""
+    membership: Count
+    """Must be the current one (`LedgerState.membership`): what the leader placed is what is there."""
+    cause: Sentence
+    automatic: bool = True
+    """Counts towards `PolicySettings.max_rollbacks`."""
+    fences: Annotated[tuple[Name, ...], msgspec.Meta(max_length=FENCES_MAX)] = ()
+    """Stores and sinks that must have acknowledged the incarnation before the first restore order leaves."""
+    waited_ns: Count = 0
+    """From when the need was seen."""
+
+
+class FenceCommand(CommandBase, frozen=True, kw_only=True, tag="fence"):
+    """A store or sink refuses everything older than this incarnation from now on."""
+
+    kind: ClassVar[str] = "fence"
+    incarnation: Positive
+    fence: Name
+    took_ns: Count = 0
+
+
+class RestoredNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One participant has its part."""
+
+    participant: Name
+    session: Positive
+    state: DigestText
+    """Over what it took."""
+    took_ns: Count = 0
+
+
+class RestoredCommand(CommandBase, frozen=True, kw_only=True, tag="restored"):
+    """These participants have their parts; the last of them ends the rollback."""
+
+    kind: ClassVar[str] = "restored"
+    incarnation: Positive
+    restored: Annotated[tuple[RestoredNote, ...], msgspec.Meta(min_length=1)]
+    took_ns: Count = 0
+    """Monotonic, since the rollback began, as the leader measured."""
+
+
+class RollbackFailedCommand(CommandBase, frozen=True, kw_only=True, tag="rollback-failed"):
+    """A participant cannot take its part: this incarnation will never run."""
+
+    kind: ClassVar[str] = "rollback-failed"
+    incarnation: Positive
+    participant: Name
+    session: Positive
+    why: Word
+    """``corrupt``, ``unfit``, ``store`` or ``entered``; see `protocol.messages.RestoreFailed`."""
+    cause: Sentence
+
+
 Command: TypeAlias = (
     LeadCommand
     | ConfigureCommand
@@ -231,6 +306,11 @@ Command: TypeAlias = (
     | AbortCommand
     | SealCommand
     | CommitCommand
+    | AdoptCommand
+    | RollbackCommand
+    | FenceCommand
+    | RestoredCommand
+    | RollbackFailedCommand
 )
 
 

@@ -28,6 +28,12 @@ Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., 
 ``epoch-open``          open epochs forbid it; ``epoch`` names the oldest
 ``topology-changed``    the proposal was made for another topology version
 ``topology-stale``      joins, leaves or losses wait for the next topology
+``members-lost``        a rollback comes before any other topology
+``rollback-open``       a rollback is running
+``incarnation-changed`` another rollback has begun
+``membership-changed``  who is live, or who hosts what, has changed since a rollback was prepared
+``sealed-open``         a sealed epoch is to be committed before a rollback
+``not-committed``       a rollback to an epoch that is not
 ``topology-unchanged``  the current topology is the wanted one
 ``no-members``          nobody is a member
 ``incomplete``          reports are missing
@@ -45,7 +51,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 import msgspec
 from blake3 import blake3
@@ -53,16 +59,21 @@ from blake3 import blake3
 from coordinator.ledger.commands import (
     COMMAND_VERSION,
     AbortCommand,
+    AdoptCommand,
     AnnounceCommand,
     Command,
     CommitCommand,
     ConfigureCommand,
+    FenceCommand,
     LeadCommand,
     LeaveCommand,
     MarkLostCommand,
     RegisterCommand,
     Report,
     ReportsCommand,
+    RestoredCommand,
+    RollbackCommand,
+    RollbackFailedCommand,
     SealCommand,
     StartCommand,
     TopologyCommand,
@@ -70,6 +81,7 @@ from coordinator.ledger.commands import (
 from coordinator.ledger.records import (
     ABORTED,
     COMMITTED,
+    DONE,
     JOINING,
     LEAVING,
     LEDGER_FORMAT,
@@ -87,6 +99,9 @@ from coordinator.ledger.records import (
     ParticipantRecord,
     TopologyRecord,
 )
+from coordinator.ledger.rollbacks import Result, RollbackRules
+from coordinator.ledger.rollbacks import no as _no
+from coordinator.ledger.rollbacks import yes as _yes
 from coordinator.policy import UNCOUNTED_PHASES, PolicySettings
 from protocol.errors import RecoveryError
 from protocol.limits import (
@@ -103,8 +118,6 @@ from protocol.limits import (
 
 if TYPE_CHECKING:
     from protocol.messages import Member
-
-Result = dict[str, Any]
 
 
 class _Head(msgspec.Struct):
@@ -129,15 +142,7 @@ _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 """In JSON these stand inside strings only, where an escape means the same."""
 
 
-def _yes(**fields: Any) -> Result:  # noqa: ANN401 - JSON values
-    return {"ok": True, **fields}
-
-
-def _no(code: str, text: str, **fields: Any) -> Result:  # noqa: ANN401 - JSON values
-    return {"ok": False, "code": code, "sentence": text, **fields}
-
-
-class Ledger:
+class Ledger(RollbackRules):
     """One replica of the ledger.
 
     Attributes:
@@ -289,11 +294,15 @@ class Ledger:
         self._joining_count = sum(record.state == JOINING for record in state.participants.values())
         members = {record.session for record in state.participants.values() if record.state == MEMBER}
         self._gone_count = sum(member.session not in members for member in state.topology.members)
-        self._membership_changed()
+        self._forget_derived()
 
-    def _membership_changed(self) -> None:
+    def _forget_derived(self) -> None:
         self._wanted = None
         self._stale = None
+
+    def _membership_changed(self) -> None:
+        self.state.membership += 1
+        self._forget_derived()
 
     def _remember(self, command: Command, text: str) -> None:
         name, number = command.id
@@ -349,6 +358,16 @@ class Ledger:
                 return self._seal(command)
             case CommitCommand():
                 return self._commit(command)
+            case AdoptCommand():
+                return self._adopt(command)
+            case RollbackCommand():
+                return self._begin_rollback(command)
+            case FenceCommand():
+                return self._fence(command)
+            case RestoredCommand():
+                return self._restored(command)
+            case RollbackFailedCommand():
+                return self._rollback_failed(command)
             case _:
                 assert_never(command)
 
@@ -358,11 +377,15 @@ class Ledger:
         for record in self.open_epochs():
             if record.terms[-1] != command.term:
                 record.terms = (*record.terms, command.term)
+        rollback = self.rollback
+        if rollback is not None and rollback.running and rollback.terms[-1] != command.term:
+            rollback.terms = (*rollback.terms, command.term)
         return _yes(term=command.term)
 
     def _configure(self, command: ConfigureCommand) -> Result:
         self.state.policy = command.policy
         self.state.failures = 0
+        self.state.stopped = ""
         return _yes()
 
     # --- participants -----------------------------------------------------------------------------------------------
@@ -411,10 +434,14 @@ class Ledger:
             return _no("id-taken", f"another process holds {known.id}, session {known.session}")
         elif command.session:
             return _no("fenced", f"session {command.session} of {command.participant} has ended")
+        given_up: set[str] = set()
         for agent in command.agents:
             host = self._hosts.get(agent)
-            if host is not None and host != command.participant:
+            if host is None or host == command.participant:
+                continue
+            if agent not in state.participants[host].adopted:
                 return _no("agent-taken", f"{agent} is hosted by {host}", agent=agent, host=host)
+            given_up.add(agent)  # it was away too long: another participant has taken this agent
         resumed = known is not None and known.live
         if not resumed and self._live_count >= PARTICIPANTS_MAX:
             return _no("full", f"{PARTICIPANTS_MAX} participants are live, which is the limit")
@@ -439,8 +466,11 @@ class Ledger:
             self._by_session[record.session] = record.id
             self._live_count += 1
             self._joining_count += 1
+            self._newcomer(record.id)
         record.address = command.address
-        record.agents = tuple(sorted(set(command.agents)))
+        record.declared = tuple(sorted(set(command.agents)))
+        record.agents = tuple(sorted({*(each for each in record.declared if each not in given_up), *record.adopted}))
+        record.kinds = tuple(sorted(set(command.kinds)))
         record.agent_versions = dict(sorted(command.agent_versions.items()))
         record.targets = None if command.targets is None else tuple(sorted(set(command.targets)))
         record.build = command.build
@@ -518,6 +548,10 @@ class Ledger:
         state = self.state
         if self._open:
             return _no("epoch-open", f"epoch {self._open[0]} is open", epoch=self._open[0])
+        if self.rolling_back:
+            return _no("rollback-open", f"the rollback to incarnation {state.incarnation} is running")
+        if self.policy.recovery != "off" and self.lost_members():
+            return _no("members-lost", f"{self.lost_members()[0].id} is lost: a rollback comes first")
         if command.version != state.topology.version + 1:
             return _no("topology-changed", f"the topology has version {state.topology.version}")
         if not self.topology_is_stale:
@@ -541,6 +575,8 @@ class Ledger:
             return _no("topology-changed", f"the topology has version {state.topology.version}")
         if len(self._open) >= self.policy.max_concurrent:
             return _no("epoch-open", f"epoch {self._open[0]} is open", epoch=self._open[0])
+        if self.rollback is not None and self.rollback.state != DONE:
+            return _no("rollback-open", f"incarnation {state.incarnation} has not begun: {self.rollback.state}")
         if self.topology_is_stale:
             return _no("topology-stale", "joins, leaves or losses wait for the next topology")
         if not state.topology.members:

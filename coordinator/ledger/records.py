@@ -31,6 +31,14 @@ COMMITTED: Final = "committed"
 ABORTED: Final = "aborted"
 OPEN: Final = (STARTED, SEALED)
 
+# States of a rollback. The first two are running.
+FENCING: Final = "fencing"
+RESTORING: Final = "restoring"
+DONE: Final = "done"
+FAILED: Final = "failed"
+SUPERSEDED: Final = "superseded"
+RUNNING: Final = (FENCING, RESTORING)
+
 
 class ParticipantRecord(msgspec.Struct, kw_only=True):
     """A participant and its newest session."""
@@ -42,6 +50,12 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
     """`JOINING`, `MEMBER`, `LEAVING`, `LOST` or `LEFT`."""
     address: str = ""
     agents: tuple[str, ...] = ()
+    """Hosted by it: what it declared and nobody else has adopted, and what it adopted."""
+    declared: tuple[str, ...] = ()
+    """As it registered."""
+    adopted: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    """Of agents that it can take from others."""
     agent_versions: dict[str, int] = {}
     targets: tuple[str, ...] | None = None
     build: str = ""
@@ -154,6 +168,64 @@ class EpochRecord(msgspec.Struct, kw_only=True):
         return self.reported_count == self.members_count
 
 
+class RestoreRecord(msgspec.Struct, kw_only=True):
+    """A member's part in one rollback."""
+
+    session: int
+    state: str = ""
+    """Digest over what it took; "" until it has said so."""
+    took_ns: int = 0
+
+    @property
+    def restored(self) -> bool:
+        """It has its part."""
+        return bool(self.state)
+
+
+class RollbackRecord(msgspec.Struct, kw_only=True):
+    """One rollback, and with it the beginning of one incarnation."""
+
+    incarnation: int
+    epoch: int
+    """That it goes to; 0: the start."""
+    manifest: str
+    """Of the epoch; "" for the start."""
+    cause: str
+    automatic: bool
+    state: str = FENCING
+    terms: tuple[int, ...]
+    """Of the leaders that worked on it, in order."""
+    topology: int
+    fences: dict[str, bool] = {}
+    """Store or sink -> it has acknowledged the incarnation."""
+    members: dict[str, RestoreRecord] = {}
+    """Emptied when a later rollback begins."""
+    members_count: int = 0
+    restored_count: int = 0
+    elapsed_ns: int = 0
+    """Wall time from the start of the epoch to `started_at`: how overdue timers are."""
+    waited_ns: int = 0
+    """From when the need was seen to the beginning."""
+    fenced_ns: int = 0
+    took_ns: int = 0
+    """Monotonic, from the beginning to the end."""
+    started_at: int = 0
+    """Wall clock, ns."""
+    ended_at: int = 0
+    participant: str = ""
+    """Who failed."""
+    session: int = 0
+    why: str = ""
+    """Kind of the failure; see `protocol.messages.RestoreFailed`."""
+    failure: str = ""
+    """In words."""
+
+    @property
+    def running(self) -> bool:
+        """Neither done nor given up."""
+        return self.state in RUNNING
+
+
 class ClientRecord(msgspec.Struct, kw_only=True):
     """What is remembered of a client's commands."""
 
@@ -172,8 +244,17 @@ class LedgerState(msgspec.Struct, kw_only=True):
     """Of the newest `LeadCommand`."""
     leader: str = ""
     incarnation: int = 1
+    """Only grows (I10)."""
+    base: int = 0
+    """Epoch that this incarnation began from; 0: the start."""
     session: int = 0
     """Newest session given out."""
+    membership: int = 0
+    """Changes of who is live and who hosts what."""
+    rollbacks: dict[int, RollbackRecord] = {}
+    """By the incarnation that they began."""
+    stopped: str = ""
+    """Why nothing is rolled back by itself any more; "" while that is not so."""
     policy: PolicySettings | None = None
     """None: nobody configured one yet."""
     failures: int = 0

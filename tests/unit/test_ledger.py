@@ -94,9 +94,9 @@ class Log:
         return self.do(AbortCommand, epoch=epoch, phase=phase, cause="because", **fields)
 
 
-def cluster(*names, **policy):
+def cluster(*names, recovery="off", **policy):
     log = Log()
-    log.do(ConfigureCommand, policy=PolicySettings(**policy))
+    log.do(ConfigureCommand, policy=PolicySettings(recovery=recovery, **policy))
     log.members(*names)
     return log
 

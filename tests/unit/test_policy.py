@@ -43,6 +43,10 @@ def test_document_and_settings_are_the_same():
         "deadline_ms": 9,
         "tolerable_failures": 2,
         "max_concurrent": 3,
+        "recovery": "manual",
+        "takeover_after_ms": 0,
+        "max_rollbacks": 4,
+        "rollback_window_ms": 5,
     }
     settings = PolicySettings.from_document(document)
     assert settings.interval_ns == 7_000_000

@@ -1,0 +1,298 @@
+"""The ledger's rules of rollbacks: which incarnation it is, what it began from, who has its part.
+
+A rollback is the beginning of an incarnation. Its record goes ``fencing → restoring → done``, or ends as ``failed`` (a
+participant cannot take its part) or ``superseded`` (the next rollback began). Rules:
+
+* Incarnations only grow; the number of an epoch is never used again (I10): a rollback aborts what is started and waits for
+  what is sealed, so that nothing released for a committed epoch is ever rolled back.
+* It names sessions (rule 1): all that are live when it begins, each with the agents that it hosts then.
+* Its restore orders may leave when all fences are acknowledged (rule 2, I23), and its agents may run when all members have
+  their parts (I28). Both are states here, so any leader goes on from them.
+* A member that is lost meanwhile leaves the record as it is, and it never gets done: the next rollback takes its place.
+
+Source: model/cut.pml, processes C and P; RELIABILITY.md rules 1 to 5.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from coordinator.ledger.records import (
+    ABORTED,
+    COMMITTED,
+    DONE,
+    FAILED,
+    FENCING,
+    JOINING,
+    LEAVING,
+    MEMBER,
+    RESTORING,
+    SEALED,
+    STARTED,
+    SUPERSEDED,
+    AbortRecord,
+    RestoreRecord,
+    RollbackRecord,
+    TopologyRecord,
+)
+from protocol.limits import ROLLBACKS_REMEMBERED_MAX
+
+if TYPE_CHECKING:
+    from coordinator.ledger.commands import (
+        AdoptCommand,
+        FenceCommand,
+        RestoredCommand,
+        RestoredNote,
+        RollbackCommand,
+        RollbackFailedCommand,
+    )
+    from coordinator.ledger.records import EpochRecord, LedgerState, ParticipantRecord
+    from coordinator.policy import PolicySettings
+    from protocol.messages import Member
+
+Result = dict[str, Any]
+
+
+def yes(**fields: Any) -> Result:  # noqa: ANN401 - JSON values
+    """The result of what was done."""
+    return {"ok": True, **fields}
+
+
+def no(code: str, text: str, **fields: Any) -> Result:  # noqa: ANN401 - JSON values
+    """The result of what was refused."""
+    return {"ok": False, "code": code, "sentence": text, **fields}
+
+
+class RollbackRules:
+    """Rules of the module; `coordinator.ledger.Ledger` is the only subclass."""
+
+    state: LedgerState
+    _hosts: dict[str, str]
+    _joining_count: int
+    _gone_count: int
+
+    # --- what the ledger provides -------------------------------------------------------------------------------------
+
+    @property
+    def policy(self) -> PolicySettings:
+        """The policy in force."""
+        raise NotImplementedError
+
+    def open_epochs(self) -> tuple[EpochRecord, ...]:
+        """Started and sealed ones, oldest first."""
+        raise NotImplementedError
+
+    def participants(self) -> tuple[ParticipantRecord, ...]:
+        """All that are remembered, by id."""
+        raise NotImplementedError
+
+    def wanted_members(self) -> tuple[Member, ...]:
+        """Members of the next topology."""
+        raise NotImplementedError
+
+    def _session_of(self, session: int) -> ParticipantRecord | Result:
+        raise NotImplementedError
+
+    def _end_aborted(self, record: EpochRecord, why: AbortRecord, *, at: int, took_ns: int) -> None:
+        raise NotImplementedError
+
+    def _membership_changed(self) -> None:
+        raise NotImplementedError
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    @property
+    def rollback(self) -> RollbackRecord | None:
+        """The rollback that began this incarnation, running or ended; None for the first incarnation."""
+        return self.state.rollbacks.get(self.state.incarnation)
+
+    @property
+    def rolling_back(self) -> bool:
+        """A rollback is running: no epoch starts, no topology changes, no agent runs."""
+        record = self.rollback
+        return record is not None and record.running
+
+    @property
+    def recovery_epoch(self) -> int:
+        """The epoch that a rollback goes to now: the newest that was committed in this incarnation, or its own beginning.
+
+        Not the newest of all: where an operator went back further than that, what came after was given up.
+        """
+        record = self.state.epochs.get(self.state.committed)
+        if record is not None and record.incarnation == self.state.incarnation:
+            return record.epoch
+        return self.state.base
+
+    def lost_members(self) -> tuple[Member, ...]:
+        """Members of the topology whose session has ended without a goodbye, by id."""
+        if not self._gone_count:
+            return ()
+        found = []
+        for member in self.state.topology.members:
+            record = self.state.participants.get(member.id)
+            if record is None or record.session != member.session or not record.live:
+                found.append(member)
+        return tuple(found)
+
+    def rollbacks_in_a_row(self, at: int) -> int:
+        """Automatic rollbacks in the policy's window before this wall clock, ns. Clocks that step only shift the window."""
+        window = self.policy.rollback_window_ns
+        return sum(
+            record.automatic and abs(at - record.started_at) <= window for record in self.state.rollbacks.values()
+        )
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def _adopt(self, command: AdoptCommand) -> Result:
+        record = self._session_of(command.session)
+        if isinstance(record, dict):
+            return record
+        for agent in command.agents:
+            host = self._hosts.get(agent)
+            if host is not None and host != record.id and not command.move:
+                return no("agent-taken", f"{agent} is hosted by {host}", agent=agent, host=host)
+        for agent in command.agents:
+            host = self._hosts.get(agent)
+            if host is not None and host != record.id:
+                before = self.state.participants[host]
+                before.agents = tuple(each for each in before.agents if each != agent)
+                before.adopted = tuple(each for each in before.adopted if each != agent)
+            self._hosts[agent] = record.id
+        record.adopted = tuple(sorted({*record.adopted, *command.agents}))
+        record.agents = tuple(sorted({*record.agents, *command.agents}))
+        self._membership_changed()
+        return yes(participant=record.id, agents=len(record.agents))
+
+    def _begin_rollback(self, command: RollbackCommand) -> Result:
+        state = self.state
+        if command.incarnation != state.incarnation + 1:
+            return no("incarnation-changed", f"the cluster is in incarnation {state.incarnation}")
+        if command.membership != state.membership:
+            return no("membership-changed", "who is live, or who hosts what, has changed since")
+        sealed = [record for record in self.open_epochs() if record.state == SEALED]
+        if sealed:
+            return no(
+                "sealed-open", f"epoch {sealed[0].epoch} is sealed: its commit comes first", epoch=sealed[0].epoch
+            )
+        base = state.epochs.get(command.epoch)
+        if command.epoch and (base is None or base.state != COMMITTED):
+            return no("not-committed", f"epoch {command.epoch} is {'not known' if base is None else base.state}")
+        if not any(record.live for record in state.participants.values()):
+            return no("no-members", "no participant is there to be restored")
+        most = self.policy.max_rollbacks
+        if command.automatic and most and self.rollbacks_in_a_row(command.at) >= most:
+            seconds = self.policy.rollback_window_ns / 1e9
+            state.stopped = f"{most} rollbacks within {seconds:g} s did not help; the next was for: {command.cause}"[
+                :400
+            ]
+            return yes(outcome="stopped", sentence=state.stopped)
+
+        before = self.rollback
+        if before is not None:
+            before.members = {}
+            if before.running:
+                before.state, before.ended_at = SUPERSEDED, command.at
+        for record in self.open_epochs():
+            assert record.state == STARTED
+            why = AbortRecord(participant="", phase="rollback", cause=command.cause)
+            self._end_aborted(record, why, at=command.at, took_ns=0)
+            assert record.state == ABORTED
+        for name in sorted(state.participants):
+            participant = state.participants[name]
+            # Who was about to leave is needed again, and says so again once it has its agents.
+            if participant.state in (JOINING, LEAVING):
+                participant.state = MEMBER
+        self._membership_changed()
+        members = self.wanted_members()
+        state.topology = TopologyRecord(version=state.topology.version + 1, members=members)
+        self._joining_count = self._gone_count = 0
+        self._membership_changed()
+        state.incarnation = command.incarnation
+        state.base = command.epoch
+        if not command.automatic:
+            state.stopped = ""
+        state.rollbacks[state.incarnation] = RollbackRecord(
+            incarnation=state.incarnation,
+            epoch=command.epoch,
+            manifest="" if base is None else base.manifest,
+            cause=command.cause,
+            automatic=command.automatic,
+            state=FENCING if command.fences else RESTORING,
+            terms=(command.term,),
+            topology=state.topology.version,
+            fences=dict.fromkeys(sorted(command.fences), False),
+            members={member.id: RestoreRecord(session=member.session) for member in members},
+            members_count=len(members),
+            elapsed_ns=0 if base is None else max(0, command.at - base.started_at),
+            waited_ns=command.waited_ns,
+            started_at=command.at,
+        )
+        for incarnation in sorted(state.rollbacks)[: max(0, len(state.rollbacks) - ROLLBACKS_REMEMBERED_MAX)]:
+            del state.rollbacks[incarnation]
+        return yes(outcome="begun", incarnation=state.incarnation, epoch=command.epoch, members=len(members))
+
+    def _fence(self, command: FenceCommand) -> Result:
+        record = self.rollback
+        if record is None or record.incarnation != command.incarnation:
+            return no("incarnation-changed", f"the cluster is in incarnation {self.state.incarnation}")
+        if command.fence not in record.fences:
+            return no("unknown", f"incarnation {record.incarnation} has no fence {command.fence}")
+        record.fences[command.fence] = True
+        if record.state == FENCING and all(record.fences.values()):
+            record.state = RESTORING
+            record.fenced_ns = command.took_ns
+        return yes(state=record.state)
+
+    def _restored(self, command: RestoredCommand) -> Result:
+        record = self.rollback
+        if record is None or record.incarnation != command.incarnation:
+            return no("incarnation-changed", f"the cluster is in incarnation {self.state.incarnation}")
+        outcomes = [self._restored_one(record, note) for note in command.restored]
+        if record.state == RESTORING and record.restored_count == record.members_count:
+            record.state = DONE
+            record.ended_at = command.at
+            record.took_ns = command.took_ns or max(0, command.at - record.started_at)
+        return yes(outcomes=outcomes, state=record.state)
+
+    def _restored_one(self, record: RollbackRecord, note: RestoredNote) -> str:
+        member = record.members.get(note.participant)
+        if member is None or member.session != note.session or not note.state:
+            return "foreign"
+        if member.restored:
+            return "duplicate"
+        if record.state != RESTORING:
+            return "late"
+        member.state = note.state
+        member.took_ns = note.took_ns
+        record.restored_count += 1
+        return "accepted"
+
+    def _rollback_failed(self, command: RollbackFailedCommand) -> Result:
+        record = self.rollback
+        if record is None or record.incarnation != command.incarnation:
+            return no("incarnation-changed", f"the cluster is in incarnation {self.state.incarnation}")
+        member = record.members.get(command.participant)
+        if member is None or member.session != command.session:
+            return no("foreign", f"session {command.session} is not a member of incarnation {record.incarnation}")
+        if not record.running:
+            return no("ended", f"the rollback to incarnation {record.incarnation} is {record.state}")
+        record.state = FAILED
+        record.ended_at = command.at
+        record.participant, record.session = command.participant, command.session
+        record.why, record.failure = command.why, command.cause
+        if command.why == "unfit":
+            self.state.stopped = f"{command.participant} cannot take its part of epoch {record.epoch}: {command.cause}"[
+                :400
+            ]
+        return yes(state=record.state)
+
+    def _newcomer(self, participant: str) -> None:
+        """A new session of this participant: if its last one could not take its part, this one may (other code)."""
+        record = self.rollback
+        if (
+            record is not None
+            and record.state == FAILED
+            and record.why == "unfit"
+            and record.participant == participant
+        ):
+            self.state.stopped = ""

@@ -1,0 +1,305 @@
+"""The ledger's rules of rollbacks."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from coordinator.ledger import (
+    AdoptCommand,
+    FenceCommand,
+    LeadCommand,
+    LeaveCommand,
+    Ledger,
+    MarkLostCommand,
+    RestoredCommand,
+    RestoredNote,
+    RollbackCommand,
+    RollbackFailedCommand,
+)
+from protocol.digests import digest
+from tests.unit.test_ledger import MANIFEST, OTHER, Log, cluster
+
+
+def recovering(*names, **policy):
+    """A cluster with one committed epoch, recovery on."""
+    log = cluster(*names, recovery="auto", **policy)
+    commit(log, 1)
+    return log
+
+
+def commit(log, epoch, manifest=MANIFEST, previous=""):
+    assert log.start()["epoch"] == epoch
+    for member in log.ledger.state.topology.members:
+        log.report(epoch, member.id, incarnation=log.ledger.state.incarnation)
+    assert log.seal(epoch, manifest, previous)["ok"]
+    assert log.commit(epoch, manifest)["ok"]
+
+
+def lose(log, name):
+    return log.do(MarkLostCommand, session=log.ledger.state.participants[name].session, cause="silent")
+
+
+def roll_back(log, epoch=None, **fields):
+    state = log.ledger.state
+    wanted = {
+        "incarnation": state.incarnation + 1,
+        "epoch": log.ledger.recovery_epoch if epoch is None else epoch,
+        "membership": state.membership,
+        "cause": "p is lost",
+        "fences": ("store",),
+    }
+    return log.do(RollbackCommand, **{**wanted, **fields})
+
+
+def fence(log, name="store"):
+    return log.do(FenceCommand, incarnation=log.ledger.state.incarnation, fence=name)
+
+
+def restored(log, *names, incarnation=None, **fields):
+    state = log.ledger.state
+    notes = tuple(
+        RestoredNote(
+            **{"participant": name, "session": state.participants[name].session, "state": digest(b"s"), **fields}
+        )
+        for name in names
+    )
+    return log.do(RestoredCommand, incarnation=incarnation or state.incarnation, restored=notes)
+
+
+def test_rollback_goes_through_its_states_and_then_epochs_start_again():
+    log = recovering("a", "b")
+    lose(log, "a")
+    assert log.register("a", boot="boot-2")["session"] == 3
+    assert log.topology()["code"] == "members-lost"
+    result = roll_back(log)
+    assert (result["incarnation"], result["epoch"], result["members"]) == (2, 1, 2)
+    record = log.ledger.rollback
+    assert record.state == "fencing"
+    assert record.manifest == MANIFEST
+    assert {name: member.session for name, member in record.members.items()} == {"a": 3, "b": 2}
+    assert restored(log, "a")["outcomes"] == ["late"]
+    assert log.start(topology=2)["code"] == "rollback-open"
+    assert fence(log)["state"] == "restoring"
+    assert restored(log, "a")["state"] == "restoring"
+    assert restored(log, "a")["outcomes"] == ["duplicate"]
+    assert log.start(topology=2)["code"] == "rollback-open"
+    assert restored(log, "b")["state"] == "done"
+    assert log.start(topology=2)["epoch"] == 2
+    assert log.ledger.epoch(2).incarnation == 2
+
+
+def test_incarnations_grow_by_one_and_two_proposals_make_one_rollback():
+    log = recovering("a")
+    lose(log, "a")
+    log.register("a", boot="boot-2")
+    assert roll_back(log)["ok"]
+    assert roll_back(log, incarnation=2)["code"] == "incarnation-changed"
+    assert roll_back(log, incarnation=5)["code"] == "incarnation-changed"
+    assert log.ledger.state.incarnation == 2
+
+
+def test_what_the_leader_placed_must_be_what_is_there():
+    log = recovering("a", "b")
+    before = log.ledger.state.membership
+    lose(log, "a")
+    assert roll_back(log, membership=before)["code"] == "membership-changed"
+
+
+def test_started_epochs_abort_and_sealed_ones_are_committed_first():
+    log = recovering("a", "b", max_concurrent=2)
+    log.start()
+    log.start()
+    for name in "ab":
+        log.report(2, name)
+    log.seal(2, OTHER, MANIFEST)
+    refused = roll_back(log)
+    assert (refused["code"], refused["epoch"]) == ("sealed-open", 2)
+    assert log.commit(2, OTHER)["ok"]
+    assert roll_back(log)["epoch"] == 2
+    assert log.ledger.epoch(3).state == "aborted"
+    assert log.ledger.epoch(3).abort.phase == "rollback"
+    fence(log)
+    restored(log, "a", "b")
+    assert log.start(topology=2)["epoch"] == 4
+
+
+def test_reports_of_the_incarnation_before_are_late():
+    log = recovering("a", "b")
+    log.start()
+    roll_back(log)
+    assert log.report(2, "a") == "late"
+
+
+def test_rollback_to_an_epoch_that_is_not_committed_is_refused():
+    log = recovering("a")
+    log.start()
+    assert roll_back(log, epoch=2)["code"] == "not-committed"
+    assert roll_back(log, epoch=7)["code"] == "not-committed"
+
+
+def test_before_the_first_epoch_it_goes_to_the_start():
+    log = cluster("a", "b", recovery="auto")
+    lose(log, "b")
+    log.register("b", boot="boot-2")
+    assert roll_back(log)["epoch"] == 0
+    assert log.ledger.rollback.manifest == ""
+
+
+def test_after_an_operator_went_further_back_the_next_rollback_does_not_go_forward():
+    log = recovering("a")
+    commit(log, 2, OTHER, MANIFEST)
+    roll_back(log, epoch=1, automatic=False)
+    fence(log)
+    restored(log, "a")
+    assert log.ledger.recovery_epoch == 1
+    commit(log, 3, digest(b"third"), OTHER)
+    assert log.ledger.recovery_epoch == 3
+
+
+def test_second_failure_during_a_restore_supersedes_it():
+    log = recovering("a", "b")
+    lose(log, "a")
+    log.register("a", boot="boot-2")
+    roll_back(log)
+    fence(log)
+    restored(log, "b")
+    lose(log, "a")
+    log.register("a", boot="boot-3")
+    assert roll_back(log)["incarnation"] == 3
+    assert log.ledger.state.rollbacks[2].state == "superseded"
+    assert restored(log, "b", incarnation=2)["code"] == "incarnation-changed"
+    fence(log)
+    assert restored(log, "a", "b")["state"] == "done"
+
+
+def test_restored_of_another_session_does_not_count():
+    log = recovering("a")
+    roll_back(log)
+    fence(log)
+    assert restored(log, "a", session=9)["outcomes"] == ["foreign"]
+    assert log.ledger.rollback.state == "restoring"
+
+
+def test_fences_that_are_repeated_or_unknown_change_nothing():
+    log = recovering("a")
+    roll_back(log, fences=("sink", "store"))
+    assert fence(log, "other")["code"] == "unknown"
+    assert fence(log, "store")["state"] == "fencing"
+    assert fence(log, "store")["state"] == "fencing"
+    assert fence(log, "sink")["state"] == "restoring"
+    assert fence(log, "sink")["state"] == "restoring"
+
+
+def test_who_was_about_to_leave_is_a_member_again():
+    log = recovering("a", "b")
+    log.do(LeaveCommand, session=2)
+    lose(log, "a")
+    log.register("a", boot="boot-2")
+    assert roll_back(log)["members"] == 2
+    assert log.ledger.state.participants["b"].state == "member"
+
+
+def test_agents_of_a_lost_member_are_adopted_and_stay_where_they_are():
+    log = recovering("a", "b")
+    lose(log, "a")
+    assert log.do(AdoptCommand, session=2, agents=("w/b",))["ok"]
+    assert log.do(AdoptCommand, session=1, agents=("w/a",))["code"] == "ended"
+    assert log.do(AdoptCommand, session=2, agents=("w/a",))["agents"] == 2
+    roll_back(log)
+    (member,) = log.ledger.state.topology.members
+    assert member.agents == ("w/a", "w/b")
+    assert log.register("a", boot="boot-2")["ok"]
+    assert log.ledger.state.participants["a"].agents == ()
+    assert log.ledger.host_of("w/a") == "b"
+    # The host's own registration, said again, keeps what it adopted.
+    log.register("b", boot="boot-1", address="elsewhere")
+    assert log.ledger.state.participants["b"].agents == ("w/a", "w/b")
+
+
+def test_agent_of_a_live_host_is_adopted_only_when_it_is_to_move():
+    log = recovering("a", "b")
+    assert log.do(AdoptCommand, session=2, agents=("w/a",))["code"] == "agent-taken"
+    assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
+    roll_back(log)
+    assert [member.agents for member in log.ledger.state.topology.members] == [(), ("w/a", "w/b")]
+
+
+def test_part_that_does_not_fit_stops_recovery_until_another_life_comes():
+    log = recovering("a", "b")
+    roll_back(log)
+    fence(log)
+    failed = {"incarnation": 2, "participant": "a", "session": 1, "why": "unfit", "cause": "no field x"}
+    assert log.do(RollbackFailedCommand, **{**failed, "session": 7})["code"] == "foreign"
+    assert log.do(RollbackFailedCommand, **failed)["state"] == "failed"
+    assert "no field x" in log.ledger.state.stopped
+    assert restored(log, "b")["outcomes"] == ["late"]
+    assert log.start(topology=2)["code"] == "rollback-open"
+    lose(log, "a")
+    log.register("a", boot="boot-2")
+    assert log.ledger.state.stopped == ""
+
+
+def test_too_many_rollbacks_in_the_window_stop_it_until_an_operator_acts():
+    log = recovering("a", max_rollbacks=2, rollback_window_ns=1_000_000)
+    assert [roll_back(log)["outcome"] for _ in range(3)] == ["begun", "begun", "stopped"]
+    assert log.ledger.state.incarnation == 3
+    assert log.ledger.state.stopped.startswith("2 rollbacks within")
+    assert roll_back(log, automatic=False)["outcome"] == "begun"
+    assert log.ledger.state.stopped == ""
+    log.at += 10_000_000
+    assert roll_back(log)["outcome"] == "begun"
+
+
+def test_rollback_without_anybody_is_refused():
+    log = recovering("a")
+    lose(log, "a")
+    assert roll_back(log)["code"] == "no-members"
+
+
+def test_timers_learn_how_much_time_has_passed_since_the_epoch():
+    log = recovering("a")
+    log.at += 5_000_000
+    roll_back(log)
+    assert log.ledger.rollback.elapsed_ns >= 5_000_000
+
+
+def test_new_leader_is_noted_in_a_running_rollback():
+    log = recovering("a")
+    roll_back(log)
+    log.do(LeadCommand, coordinator="c2", term=2)
+    assert log.ledger.rollback.terms == (1, 2)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_order_of_repeated_and_late_commands_ends_alike(seed):
+    """Notes of two incarnations, shuffled and repeated: the record is done exactly when all members of its own said so."""
+    chance = random.Random(seed)
+    log = recovering("a", "b", "c")
+    roll_back(log)
+    fence(log)
+    lose(log, "c")
+    log.register("c", boot="boot-2")
+    roll_back(log)
+    said: set[str] = set()
+    fenced = False
+    for _ in range(60):
+        incarnation = chance.choice([2, 3, 3])
+        if chance.random() < 0.3:
+            done = log.do(FenceCommand, incarnation=incarnation, fence="store")["ok"]
+            fenced = fenced or (done and incarnation == 3)
+        else:
+            name = chance.choice("abc")
+            result = restored(log, name, incarnation=incarnation)
+            assert result["ok"] == (incarnation == 3)
+            if incarnation == 3 and fenced:
+                said.add(name)
+        record = log.ledger.rollback
+        assert record.restored_count == len(said)
+        expected = "fencing" if not fenced else "done" if len(said) == 3 else "restoring"
+        assert record.state == expected
+    copy = Ledger("shop")
+    copy.load(log.ledger.dump())
+    assert copy.digest() == log.ledger.digest()
+    assert isinstance(log, Log)
