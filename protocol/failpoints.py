@@ -54,6 +54,13 @@ POINTS: Final[Mapping[str, str]] = {
     "snapshot.after_put": "The local-snapshot object is durable, and nobody knows.",
     "report.before_send": "The part is durable; its report is about to be queued for the coordinator.",
     "report.after_send": "The report has been handed to the control connection's socket.",
+    # Participant, logs on its own disk. All in threads.
+    "log.before_append": "A batch of a log is about to be written.",
+    "log.before_sync": "A batch is written and not synced; nobody has been told.",
+    "log.after_sync": "A batch is durable; nobody has been told.",
+    "log.before_rotate": "A batch is about to be written as the first of a new segment.",
+    "log.after_rotate": "A new segment is durable, with its first batch and under its name; nobody has been told.",
+    "log.before_truncate": "Segments that a committed epoch covers are about to be deleted.",
     # Coordinator that leads, in the order of an epoch.
     "start.before_propose": "An epoch is about to be proposed to the ledger.",
     "start.applied": "The entry that starts an epoch is in the ledger; no order has left.",
