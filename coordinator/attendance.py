@@ -32,6 +32,8 @@ class Attendee:
     connection: int | None = None
     why_gone: str = ""
     """Of the last connection."""
+    gone_at: Instant | None = None
+    """When this leader saw its connection close; None: it has one, or has not come to this leader yet."""
     newcomer: bool = False
     """Member since the current topology version, seen by this leader."""
     grace_ns: int = 0
@@ -84,13 +86,14 @@ class Attendance:
         """A connection that has not registered yet."""
         self._session_of[connection] = None
 
-    def disconnected(self, connection: int, reason: str) -> None:
+    def disconnected(self, connection: int, reason: str, now: Instant) -> None:
         """The lease of its session goes on from what was heard last."""
         session = self._session_of.pop(connection, None)
         attendee = None if session is None else self._by_session.get(session)
         if attendee is not None and attendee.connection == connection:
             attendee.connection = None
             attendee.why_gone = reason
+            attendee.gone_at = now
             self._lacks(attendee.session)
 
     def is_open(self, connection: int) -> bool:
@@ -107,6 +110,7 @@ class Attendance:
         if replaced is not None:
             self._session_of[replaced] = None
         attendee.connection = connection
+        attendee.gone_at = None
         attendee.heard(now)
         self._session_of[connection] = session
         self._lacks(session)  # it has to accept the topology again: what it knew of it may be gone
@@ -173,10 +177,19 @@ class Attendance:
         if session in self._members:
             self._not_ready[session] = None
 
+    def suspected(self) -> str:
+        """A participant whose connection has closed and that is neither back nor lost; "" if there is none."""
+        return next((each.participant for each in self._by_session.values() if each.gone_at is not None), "")
+
     # --- leases -----------------------------------------------------------------------------------------------------
 
-    def silent(self, now: Instant) -> list[Attendee]:
-        """Sessions whose lease is over, oldest session first. Ask when `next_check` has come."""
+    def silent(self, now: Instant, suspect_ns: int | None = None) -> list[Attendee]:
+        """Sessions whose lease is over, oldest session first. Ask when `next_check` has come.
+
+        Args:
+            now: Instant.
+            suspect_ns: Those whose connection closed this long ago count as silent, too; None: their lease decides.
+        """
         if now < self.next_check:
             return []
         slept_ns = now - self.next_check
@@ -184,10 +197,12 @@ class Attendance:
         if slept_ns > self.lease_ns // 2:
             for attendee in self._by_session.values():
                 attendee.heard_at, attendee.grace_ns = now, RECONNECT_NS
+                attendee.gone_at = None
             self.topology_since = now  # whoever has just joined may have accepted it meanwhile, unread
             return []
         return [
             attendee
             for _, attendee in sorted(self._by_session.items())
             if now - attendee.heard_at > self.lease_ns + attendee.grace_ns
+            or (suspect_ns is not None and attendee.gone_at is not None and now - attendee.gone_at > suspect_ns)
         ]

@@ -8,7 +8,8 @@ What the driver owes the machine:
 * every entry applied by this replica's ledger is a `CommandApplied`, own or not, before the next event;
 * `CommandRefused` only if the attempt certainly did not get into the log; anything unclear is `CommandAmbiguous`. The
   machine proposes again with the same id, which the ledger applies once;
-* `AssembleCut` and `StoreManifest` are each answered by exactly one of their events, also after a failure;
+* `AssembleCut`, `StoreManifest`, `RaiseFence` and `ReadEpoch` are each answered by exactly one of their events, also after a
+  failure;
 * one `TimerFired` at or after the newest `SetTimer`; earlier is harmless;
 * a connection number is never used again; sending to a closed connection and closing it again do nothing.
 """
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from coordinator.assembler import AssemblyRequest
     from coordinator.ledger import Command, CommandId, Result
     from coordinator.policy import PolicySettings
@@ -177,6 +180,52 @@ class PolicyChanged:
     policy: PolicySettings
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceRaised:
+    """This store or sink refuses everything older than the incarnation, durably; answer to `RaiseFence`."""
+
+    fence: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FenceFailed:
+    """It did not acknowledge; another attempt may succeed. Answer to `RaiseFence`."""
+
+    fence: str
+    incarnation: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochRead:
+    """The manifest of a committed epoch is what the ledger says; answer to `ReadEpoch`."""
+
+    epoch: int
+    agents: Mapping[str, str]
+    """Agent -> participant that had it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochUnreadable:
+    """It could not be read; answer to `ReadEpoch`."""
+
+    epoch: int
+    final: bool
+    """It is corrupt or gone: another attempt is in vain."""
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreRequested:
+    """An operator wants the cluster back at an epoch; answered by `Answer`."""
+
+    request: str
+    epoch: int | None
+    """None: the newest; 0: the start."""
+    reason: str = ""
+
+
 Event: TypeAlias = (
     BecameLeader
     | LostLeadership
@@ -196,6 +245,11 @@ Event: TypeAlias = (
     | EpochTriggered
     | AbortRequested
     | PolicyChanged
+    | FenceRaised
+    | FenceFailed
+    | EpochRead
+    | EpochUnreadable
+    | RestoreRequested
 )
 
 # --- effects --------------------------------------------------------------------------------------------------------
@@ -242,6 +296,24 @@ class StoreManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RaiseFence:
+    """Have a store or sink refuse everything older than this incarnation, durably. Idempotent."""
+
+    fence: str
+    incarnation: int
+    epoch: int
+    """That the incarnation begins from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEpoch:
+    """Read the manifest of a committed epoch and compare it with the digest."""
+
+    epoch: int
+    manifest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SetTimer:
     """Send `TimerFired` at this instant; replaces the timer before."""
 
@@ -252,7 +324,7 @@ class SetTimer:
 class Answer:
     """Answer to a request: a result as the ledger gives them.
 
-    Codes beside the ledger's: ``not-leader``, ``not-ready`` (sentence says who is waited for), ``too-soon`` (minimum
+    Codes beside the ledger's: ``not-placed`` (agents without a host), ``not-leader``, ``not-ready`` (sentence says who is waited for), ``too-soon`` (minimum
     pause), ``busy``, ``unknown-outcome`` (leadership was lost on the way: look before asking again).
     """
 
@@ -260,4 +332,6 @@ class Answer:
     result: Result
 
 
-Effect: TypeAlias = Propose | Send | CloseConnection | AssembleCut | StoreManifest | SetTimer | Answer
+Effect: TypeAlias = (
+    Propose | Send | CloseConnection | AssembleCut | StoreManifest | RaiseFence | ReadEpoch | SetTimer | Answer
+)

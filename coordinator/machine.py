@@ -12,8 +12,8 @@ Every reported outcome of an own command is one of applied, refused (tried again
 id); see `coordinator.proposals`. The machine needs no wall clock: `now` is the driver's monotonic instant, and deadlines,
 leases and the policy are measured on it alone (D15).
 
-Parts: `coordinator.registry` (who is there), `coordinator.keeper` (epochs), `coordinator.policy` (when), `coordinator.desk`
-(what they share).
+Parts: `coordinator.registry` (who is there), `coordinator.keeper` (epochs), `coordinator.recovery` (rollbacks),
+`coordinator.policy` (when), `coordinator.desk` (what they share).
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ from coordinator.events import (
     CutAssembled,
     CutRefused,
     Disconnected,
+    EpochRead,
     EpochTriggered,
+    EpochUnreadable,
+    FenceFailed,
+    FenceRaised,
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
@@ -39,6 +43,7 @@ from coordinator.events import (
     MessageArrived,
     ParticipantConnected,
     PolicyChanged,
+    RestoreRequested,
     SetTimer,
     SnapshotsUnreadable,
     TimerFired,
@@ -48,6 +53,7 @@ from coordinator.ledger import ConfigureCommand, LeadCommand, StartCommand
 from coordinator.ledger.commands import sentence
 from coordinator.ledger.records import STARTED
 from coordinator.policy import PolicySettings, earliest_start, is_struggling, next_start
+from coordinator.recovery import RecoveryKeeper
 from coordinator.registry import Registry
 from protocol.ids import Instant
 from protocol.limits import LEASE_NS
@@ -59,6 +65,8 @@ from protocol.messages import (
     Leave,
     LocalReport,
     Register,
+    Restored,
+    RestoreFailed,
     TopologyAccepted,
 )
 
@@ -82,6 +90,7 @@ class Leader:
             restarted process counts from 1 again and must not meet its own old numbers.
         policy: Configured if the ledger has none yet.
         lease_ns: A participant that is silent this long is lost.
+        fences: Stores and sinks that acknowledge each incarnation before it is restored; the driver knows them by name.
     """
 
     def __init__(
@@ -92,10 +101,12 @@ class Leader:
         client: str,
         policy: PolicySettings | None = None,
         lease_ns: int = LEASE_NS,
+        fences: tuple[str, ...] = ("store",),
     ) -> None:
         self._desk = Desk(ledger, client=client, lease_ns=lease_ns)
         self._keeper = EpochKeeper(self._desk)
         self._registry = Registry(self._desk, self._keeper.where)
+        self._recovery = RecoveryKeeper(self._desk, fences)
         self._ledger = ledger
         self._coordinator = coordinator
         self._first_policy = policy if policy is not None else PolicySettings()
@@ -126,7 +137,7 @@ class Leader:
 
     def live(self, now: Instant) -> LiveNotes:
         """What only this leader knows, for the API."""
-        return LiveNotes(self._desk, self._keeper, now)
+        return LiveNotes(self._desk, self._keeper, self._recovery, now)
 
     def statistics(self) -> dict[str, int]:
         """Counters for metrics."""
@@ -195,7 +206,7 @@ class Leader:
             case MessageArrived():
                 self._message(event.connection, event.message, now)
             case Disconnected():
-                self._desk.attendance.disconnected(event.connection, event.reason)
+                self._desk.attendance.disconnected(event.connection, event.reason, now)
                 self._registry.disconnected(event.connection)
             case CutAssembled():
                 self._keeper.assembled(event, now)
@@ -215,6 +226,19 @@ class Leader:
                 self._abort_requested(event, now)
             case PolicyChanged():
                 self._policy_changed(event)
+            case FenceRaised():
+                self._recovery.fence_raised(event, now)
+            case FenceFailed():
+                self._recovery.fence_failed(event, now)
+            case EpochRead():
+                self._recovery.epoch_read(event)
+            case EpochUnreadable():
+                self._recovery.epoch_unreadable(event, now)
+            case RestoreRequested():
+                if self._active:
+                    self._recovery.requested(event)
+                else:
+                    self._desk.refuse(event.request, "not-leader", "this coordinator does not lead")
             case _:
                 assert_never(event)
 
@@ -235,6 +259,7 @@ class Leader:
         self._requested = None
         self._registry.begin(now)
         self._keeper.begin()
+        self._recovery.begin(now)
         if self._ledger.state.policy is None:
             stamp = self._desk.proposals.stamp()
             self._desk.propose(
@@ -248,6 +273,7 @@ class Leader:
         self._active = False
         self._desk.term = 0
         self._registry.end()
+        self._recovery.end()
         for request in self._desk.proposals.clear():
             self._desk.refuse(request, "unknown-outcome", "leadership was lost before the outcome was known")
         connections = self._desk.attendance.end()
@@ -277,7 +303,7 @@ class Leader:
                 self._begin(now)
             case ("register", participant):
                 for session in self._registry.registered(participant, result, now):
-                    self._keeper.brief(session, now)
+                    self._brief(session, now)
             case ("announce", participant):
                 self._registry.announced(participant, result)
             case ("mark-lost", session):
@@ -292,6 +318,8 @@ class Leader:
             case ("start",):
                 if result["ok"]:
                     self._last_started = now
+            case ("rollback",):
+                self._recovery.answered("rollback", result, now)
             case _:
                 pass  # seal, commit, abort, configure: the ledger says it all
 
@@ -324,6 +352,10 @@ class Leader:
                 self._keeper.failed(attendee, message, now)
             case EpochRequested():
                 self._requested = f"requested: {attendee.participant}: {message.reason}"
+            case Restored():
+                self._recovery.restored(attendee, message)
+            case RestoreFailed():
+                self._recovery.failed(attendee, message)
             case Leave():
                 self._registry.leave(attendee)
             case _:
@@ -385,15 +417,21 @@ class Leader:
     def _keep(self, now: Instant) -> None:
         """Do what is missing."""
         for session in self._registry.take_waiting(now):
-            self._keeper.brief(session, now)
+            self._brief(session, now)
         self._registry.look_for_silent(now)
         self._keeper.keep(now)
+        self._recovery.keep(now)
         self._registry.keep_topology(now)
         due = self._due_at()
         asked = self._requested is not None
         wanted = asked or (due is not None and now >= due)
         if wanted and self._registry.ready and not self._obstacle(now)[0]:
             self._start(self._requested or "periodic")
+
+    def _brief(self, session: int, now: Instant) -> None:
+        """Tell a session that has registered what is going on."""
+        self._recovery.brief(session)
+        self._keeper.brief(session, now)
 
     def _due_at(self) -> Instant | None:
         """When the policy wants the next epoch."""
@@ -457,6 +495,7 @@ class Leader:
             return
         yield from self._registry.next_instant(now)
         yield from self._keeper.next_instant()
+        yield from self._recovery.next_instant()
         due = self._due_at()
         if due is not None:
             yield due
@@ -467,9 +506,10 @@ class Leader:
 class LiveNotes:
     """What only a leader knows of sessions and open epochs, at one instant."""
 
-    def __init__(self, desk: Desk, keeper: EpochKeeper, now: Instant) -> None:
+    def __init__(self, desk: Desk, keeper: EpochKeeper, recovery: RecoveryKeeper, now: Instant) -> None:
         self._desk = desk
         self._keeper = keeper
+        self._recovery = recovery
         self._now = now
 
     def heartbeat_age_ms(self, session: int) -> int | None:
@@ -487,6 +527,10 @@ class LiveNotes:
         """Monotonic time since an open epoch started; None: not known here."""
         notes = self._keeper.notes.get(epoch)
         return notes.elapsed_ns(self._now) // _MS if notes is not None else None
+
+    def recovery(self) -> tuple[str, str]:
+        """What recovery is doing and why (`RecoveryKeeper.state`)."""
+        return self._recovery.state()
 
     def connected(self, session: int) -> bool:
         """Whether the session has a control connection here."""

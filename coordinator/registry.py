@@ -26,6 +26,7 @@ from protocol.limits import (
     AGENTS_PER_PARTICIPANT_MAX,
     BOOT_ID_CHARS_MAX,
     COMMAND_BYTES_MAX,
+    SUSPECT_NS,
     TOPOLOGY_ACCEPT_NS,
     TOPOLOGY_SETTLE_NS,
 )
@@ -66,6 +67,8 @@ class Registry:
     def __init__(self, desk: Desk, where: Where) -> None:
         self._desk = desk
         self._where = where
+        self._told = 0
+        """Version of the topology that this leader has told."""
         self._waiting: dict[int, Register] = {}
         """Connections whose registration has not been proposed yet, in order of arrival."""
         self._proposed: dict[str, tuple[int, Register]] = {}
@@ -82,6 +85,7 @@ class Registry:
         self._desk.attendance.begin(((each.id, each.session) for each in ledger.participants() if each.live), now)
         self._desk.attendance.topology_set(ledger.state.topology, (), now)
         self._members = {member.id: member.session for member in ledger.state.topology.members}
+        self._told = ledger.state.topology.version if ledger.incarnation_begun else 0
 
     def end(self) -> None:
         """Leadership is over."""
@@ -129,11 +133,26 @@ class Registry:
                 del self._waiting[connection]
                 yield from self._attach(known.id, known.session, connection, now)
                 continue
+            if known is not None and self._is_replaced(known, message, now):
+                continue
             if desk.proposals.full:
                 return
             del self._waiting[connection]
             self._proposed[message.participant] = (connection, message)
             self._propose_next_part(message, 0)
+
+    def _is_replaced(self, known: ParticipantRecord, message: Register, now: Instant) -> bool:
+        """Another process has come in place of one whose connection is closed: that one is lost, and this one waits."""
+        attendee = self._desk.attendance.attendee(known.session)
+        if self._desk.ledger.policy.recovery == "off" or not known.live or known.boot_id == message.boot_id:
+            return False
+        if attendee is None or attendee.gone_at is None:
+            return False  # it is there, or has not had the time to find this leader: ``id-taken``
+        cause = (
+            f"its connection closed ({attendee.why_gone or 'no reason given'}) and another process of its name has come"
+        )
+        self._mark_lost(attendee, cause, now)
+        return True
 
     def announced(self, participant: str, result: Result) -> None:
         """A part of a long list of agents is in the ledger: on with the next."""
@@ -185,6 +204,7 @@ class Registry:
             build=word(message.build),
             session=message.session,
             incarnation=message.incarnation,
+            kinds=message.kinds,
         )
 
     def _check(self, message: Register) -> tuple[str, str] | None:
@@ -200,7 +220,7 @@ class Registry:
             participant_id(message.participant)
             for agent in message.agents:
                 agent_id(agent)
-            for kind in message.agent_versions:
+            for kind in (*message.agent_versions, *message.kinds):
                 check_name("agent kind", kind)
             for target in message.targets or ():
                 participant_id(target)
@@ -237,6 +257,7 @@ class Registry:
             build=word(message.build),
             session=message.session,
             incarnation=message.incarnation,
+            kinds=message.kinds,
         )
 
     def _refuse(self, connection: int, code: str, text: str, leader: str = "") -> None:
@@ -264,7 +285,7 @@ class Registry:
                 aborted_through=state.ended_through,
             ),
         )
-        if self._members.get(participant) == session:
+        if self._members.get(participant) == session and desk.ledger.incarnation_begun:
             self._tell_topology(session)
         yield session
 
@@ -274,7 +295,8 @@ class Registry:
         """Declare those lost whose lease is over, and newcomers that hold up everybody."""
         desk = self._desk
         lease_ns = desk.attendance.lease_ns
-        for attendee in desk.attendance.silent(now):
+        suspect_ns = None if desk.ledger.policy.recovery == "off" else min(SUSPECT_NS, lease_ns)
+        for attendee in desk.attendance.silent(now, suspect_ns):
             gone = f"disconnected ({attendee.why_gone or 'no reason given'})"
             how = "silent" if attendee.connection is not None else gone
             silent_ns = now - attendee.heard_at
@@ -358,7 +380,12 @@ class Registry:
     def keep_topology(self, now: Instant) -> None:
         """Propose the wanted topology once changes have settled and no epoch is open."""
         desk = self._desk
-        if not desk.ledger.topology_is_stale:
+        ledger = desk.ledger
+        if not ledger.incarnation_begun:
+            return
+        if self._told != ledger.state.topology.version:
+            self.topology_changed([], now)  # a rollback is done: this is the order to begin
+        if not ledger.topology_is_stale or (ledger.policy.recovery != "off" and ledger.lost_members()):
             self._stale_since = None
             return
         if self._stale_since is None:
@@ -377,6 +404,7 @@ class Registry:
         sessions = {member.id: member.session for member in topology.members}
         newcomers = [session for name, session in sorted(sessions.items()) if self._members.get(name) != session]
         self._members = sessions
+        self._told = topology.version
         self._stale_since = None
         desk.attendance.topology_set(topology, newcomers, now)
         for member in topology.members:
@@ -401,13 +429,18 @@ class Registry:
     @property
     def ready(self) -> bool:
         """The topology allows an epoch; asked after every event, so it names nobody."""
-        return not self._desk.ledger.topology_is_stale and self._desk.attendance.all_ready
+        ledger = self._desk.ledger
+        return not ledger.topology_is_stale and ledger.incarnation_begun and self._desk.attendance.all_ready
 
     def not_ready(self) -> str:
         """Why no epoch can start now; "" if one can."""
         ledger = self._desk.ledger
+        if not ledger.incarnation_begun:
+            return f"incarnation {ledger.state.incarnation} has not begun"
         if not ledger.state.topology.members and not ledger.topology_is_stale:
             return "no participant is a member"
+        if ledger.policy.recovery != "off" and ledger.lost_members():
+            return f"{_listed([member.id for member in ledger.lost_members()])} lost: a rollback comes first"
         if ledger.topology_is_stale:
             joining = [each.id for each in ledger.participants() if each.state == JOINING]
             return f"a change of topology waits{f': {_listed(joining)} join' if joining else ''}"
@@ -430,7 +463,8 @@ def _resumes(known: ParticipantRecord, message: Register) -> bool:
         known.live
         and known.boot_id == message.boot_id
         and known.address == message.address
-        and known.agents == tuple(sorted(message.agents))
+        and (known.declared or known.agents) == tuple(sorted(message.agents))
+        and known.kinds == tuple(sorted(set(message.kinds)))
         and known.targets == (None if message.targets is None else tuple(sorted(set(message.targets))))
         and known.agent_versions == message.agent_versions
         and known.build == word(message.build)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DIGEST_PREFIX: Final = "b3:"
 DIGEST_PATTERN: Final = re.compile(r"b3:[0-9a-f]{64}")
 FORMAT_KEY: Final = "format.json"
+FENCES_PREFIX: Final = "fences/"
 EPOCHS_PREFIX: Final = "epochs/"
 SNAPSHOTS_PREFIX: Final = "snapshots/"
 PACKS_PREFIX: Final = "packs/"
@@ -68,6 +69,11 @@ def manifest_key(epoch: int) -> str:
     if not 0 < epoch <= EPOCH_MAX:
         raise ObjectMissing("get", EPOCHS_PREFIX, f"there is no epoch {epoch}: they are numbered from 1")
     return f"{EPOCHS_PREFIX}{epoch:020d}.json"
+
+
+def fence_key(incarnation: int) -> str:
+    """Key of the object that says: whatever is older than this incarnation is refused."""
+    return f"{FENCES_PREFIX}{incarnation:020d}.json"
 
 
 def epoch_of_key(key: str) -> Epoch | None:

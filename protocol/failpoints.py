@@ -61,6 +61,15 @@ POINTS: Final[Mapping[str, str]] = {
     "log.before_rotate": "A batch is about to be written as the first of a new segment.",
     "log.after_rotate": "A new segment is durable, with its first batch and under its name; nobody has been told.",
     "log.before_truncate": "Segments that a committed epoch covers are about to be deleted.",
+    # Participant: outputs and outside input.
+    "output.before_deliver": "Released outputs are about to be given to their sink.",
+    "output.after_deliver": "A sink has taken outputs for good; the outbox does not know.",
+    "sink.file_written": "Lines are in a sink's file, not synced, and its index does not know. In a thread.",
+    "sink.file_synced": "Lines are durable in a sink's file, and its index does not know. In a thread.",
+    "sink.before_commit": "Rows and tokens of a batch are in a transaction that is not committed. In a thread.",
+    "sink.after_commit": "Rows and tokens of a batch are committed, and nobody knows. In a thread.",
+    "input.before_commit": "Inputs are in the log's transaction, not committed. In a thread.",
+    "input.after_commit": "Inputs are durable in the log; no client has been told, no agent has them. In a thread.",
     # Coordinator that leads, in the order of an epoch.
     "start.before_propose": "An epoch is about to be proposed to the ledger.",
     "start.applied": "The entry that starts an epoch is in the ledger; no order has left.",
@@ -78,6 +87,18 @@ POINTS: Final[Mapping[str, str]] = {
     "commit.announced": "The news of the commit has been handed to one participant's socket.",
     "abort.before_propose": "An abort is about to be proposed.",
     "abort.applied": "The abort is in the ledger and announced to nobody.",
+    # Coordinator that leads, in the order of a rollback.
+    "rollback.before_propose": "A rollback is about to be proposed to the ledger.",
+    "rollback.applied": "The incarnation is in the ledger; no fence is raised, no order has left.",
+    "fence.before_raise": "A store or sink is about to be told the incarnation. In a thread.",
+    "fence.after_raise": "It refuses what is older, and the ledger does not know. In a thread.",
+    "restore.sent": "A restore order has been handed to one participant's socket.",
+    "restored.applied": "Acknowledgements are in the ledger; the leader has not acted on them.",
+    # Participant, in the order of a rollback.
+    "restore.halted": "The restore order has come: no turn runs, nothing is on the disk of it.",
+    "restore.entered": "The incarnation is on the participant's disk; no state is loaded.",
+    "restore.loaded": "State and in-flight messages are loaded; nobody knows.",
+    "restored.after_send": "The acknowledgement has been handed to the control connection's socket.",
     # Every coordinator: the replicated log.
     "journal.before_sync": "Entries are written to the journal and not synced.",
     "journal.after_sync": "Entries are durable; no message that tells of them has left.",

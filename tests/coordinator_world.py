@@ -31,6 +31,9 @@ from coordinator.events import (
     CommandRefused,
     Disconnected,
     EpochTriggered,
+    EpochUnreadable,
+    FenceFailed,
+    FenceRaised,
     LostLeadership,
     ManifestFailed,
     ManifestStored,
@@ -38,16 +41,20 @@ from coordinator.events import (
     ParticipantConnected,
     PolicyChanged,
     Propose,
+    RaiseFence,
+    ReadEpoch,
+    RestoreRequested,
     Send,
     SetTimer,
     SnapshotsUnreadable,
     StoreManifest,
     TimerFired,
 )
+from coordinator.fences import StoreFence, read_epoch_from_store
 from coordinator.ledger import Ledger, encode_command, parse_result
 from coordinator.machine import Leader
 from coordinator.policy import PolicySettings
-from protocol.digests import digest, manifest_key, snapshot_key
+from protocol.digests import digest, fence_key, manifest_key, snapshot_key
 from protocol.documents import encode_local_snapshot
 from protocol.errors import ObjectConflict, ObjectMissing
 from protocol.ids import ClusterName, Instant
@@ -68,6 +75,9 @@ from protocol.messages import (
     Registered,
     RegisterRefused,
     ReportRefused,
+    Restore,
+    Restored,
+    RestoreFailed,
     StartEpoch,
     TopologyAccepted,
     TopologyChanged,
@@ -85,8 +95,11 @@ CLUSTER = ClusterName("shop")
 KEYS = ClusterKeys.from_secret(b"a secret that is long enough for this test")
 EMPTY = digest(b"")
 WALL = 1_790_000_000 * SECOND
-MANUAL = PolicySettings(kind="manual", pause_ns=0, deadline_ns=2 * SECOND)
-EVERY_SECOND = PolicySettings(kind="periodic", interval_ns=SECOND, pause_ns=0, deadline_ns=2 * SECOND)
+MANUAL = PolicySettings(kind="manual", pause_ns=0, deadline_ns=2 * SECOND, recovery="off")
+EVERY_SECOND = PolicySettings(kind="periodic", interval_ns=SECOND, pause_ns=0, deadline_ns=2 * SECOND, recovery="off")
+RECOVERING = PolicySettings(
+    kind="manual", pause_ns=0, deadline_ns=2 * SECOND, recovery="auto", takeover_after_ns=5 * SECOND
+)
 
 
 class Coordinator:
@@ -160,6 +173,20 @@ class FakeParticipant:
     sealed: list[int] = field(default_factory=list)
     refusals: list[ReportRefused] = field(default_factory=list)
     left: bool = False
+    kinds: tuple[str, ...] = ()
+    restores: bool = True
+    """Answers restore orders."""
+    restore_fails: tuple[str, str] | None = None
+    """Kind and cause with which it fails to take its part."""
+    entered: int = 0
+    """Highest incarnation entered by any life, as on its disk."""
+    incarnation: int = 0
+    """That this life is in."""
+    runs: int = 0
+    """Incarnation that its agents run in."""
+    placed: tuple[str, ...] = ()
+    """Agents of the newest restore order or topology."""
+    restore_orders: list[Restore] = field(default_factory=list)
     received: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -187,6 +214,8 @@ class FakeParticipant:
                 agents=self.agents,
                 targets=self.targets,
                 session=self.session,
+                incarnation=self.entered,
+                kinds=self.kinds,
             )
         )
 
@@ -236,12 +265,16 @@ class FakeParticipant:
                 self.session = message.session
             case TopologyChanged():
                 self.topologies[message.version] = message
+                self._begin(message)
                 if self.accepts:
                     self.say(TopologyAccepted(session=self.session, version=message.version))
+            case Restore():
+                self._restore(message)
             case StartEpoch():
                 self.orders.append(message)
                 self.world.note(("ordered", self.id, message.epoch))
-                self._take_part(message)
+                if message.incarnation == self.runs:
+                    self._take_part(message)
             case AbortEpoch():
                 self._ended(message.epoch, "aborted")
             case EpochCommitted():
@@ -255,6 +288,34 @@ class FakeParticipant:
                 self.left = True
             case Fenced():
                 self.fenced = message.reason
+
+    def _begin(self, message: TopologyChanged) -> None:
+        """The topology of an incarnation is the order to run in it."""
+        assert message.incarnation >= self.incarnation
+        if message.incarnation != self.runs:
+            self.world.begins(self, message)
+        self.incarnation = self.runs = message.incarnation
+        self.entered = max(self.entered, message.incarnation)
+        self.placed = next(member.agents for member in message.members if member.id == self.id)
+
+    def _restore(self, message: Restore) -> None:
+        self.restore_orders.append(message)
+        self.world.ordered_restore(self, message)
+        if message.incarnation < self.incarnation or not self.restores:
+            return
+        if message.incarnation > self.incarnation:
+            self.incarnation = message.incarnation
+            self.runs = 0
+            self.world.enters(self, message)
+            self.entered = message.incarnation
+        if self.restore_fails is not None:
+            kind, cause = self.restore_fails
+            failed = RestoreFailed(session=self.session, incarnation=message.incarnation, kind=kind, cause=cause)
+            self.say(failed)
+            return
+        self.placed = next(member.agents for member in message.members if member.id == self.id)
+        state = digest(f"{message.epoch} {self.placed}".encode())
+        self.say(Restored(session=self.session, incarnation=message.incarnation, state=state))
 
     def _ended(self, epoch: int, how: str) -> None:
         assert self.ends.setdefault(epoch, how) == how, f"epoch {epoch} ended twice at {self.id}"
@@ -302,7 +363,7 @@ class FakeParticipant:
             session=self.session,
             epoch=order.epoch,
             topology=order.topology,
-            agents=tuple(AgentSnapshot(id=agent) for agent in sorted(self.agents)),
+            agents=tuple(AgentSnapshot(id=agent) for agent in sorted(self.placed or self.agents)),
             outgoing=tuple(
                 OutgoingCut(target=channel.target, sent=0, digest=EMPTY) for channel in topology.outgoing(self.id)
             ),
@@ -346,6 +407,13 @@ class World:
         self.fate_odds = 0.0
         self.happened: list[tuple[Any, ...]] = []
         self.stop_when: Any = None
+        self.fence_fails = ""
+        self.corrupt: set[int] = set()
+        """Epochs whose manifest cannot be read."""
+        self.lives: dict[tuple[str, int], int] = {}
+        """(participant, incarnation) -> the session that entered it with a restore order."""
+        self.bases: dict[int, tuple[int, str]] = {}
+        """Incarnation -> epoch and manifest of its first restore order."""
         self.manifest_bytes: dict[int, bytes] = {}
         self.digests: dict[int, str] = {}
         self.digest_every = 5
@@ -392,6 +460,14 @@ class World:
             self.later(500 * MS, participant.beat)
         assert participant is not None
         return participant
+
+    def revive(self, name: str, **attributes: Any) -> FakeParticipant:
+        """Another life of a participant that was killed, with its disk."""
+        old = self.participants[name]
+        assert old.dead or old.fenced or old.refused
+        boot = f"boot-{int(old.boot.partition('-')[2]) + 1}"
+        kept = {"agents": old.agents, "targets": old.targets, "kinds": old.kinds, "entered": old.entered}
+        return self.add(name, boot=boot, **{**kept, **attributes})
 
     def kill_participant(self, name: str) -> None:
         participant = self.participants[name]
@@ -496,6 +572,19 @@ class World:
                 self.later(self.delay(), lambda: coordinator.feed(self._assemble(effect)))
             case StoreManifest():
                 self.later(self.delay(), lambda: coordinator.feed(self._store_manifest(effect)))
+            case RaiseFence():
+                self.later(self.delay(), lambda: coordinator.feed(self._raise_fence(effect)))
+            case ReadEpoch():
+                self.later(
+                    self.delay(),
+                    lambda: coordinator.feed(
+                        EpochUnreadable(epoch=effect.epoch, final=False, cause=self.store_fails)
+                        if self.store_fails
+                        else EpochUnreadable(epoch=effect.epoch, final=True, cause="bad checksum")
+                        if effect.epoch in self.corrupt
+                        else read_epoch_from_store(effect.epoch, effect.manifest, self.store)
+                    ),
+                )
             case SetTimer():
                 coordinator.timer += 1
                 serial, machine = coordinator.timer, coordinator.machine
@@ -532,6 +621,36 @@ class World:
         self.note(("stored", effect.epoch))
         return ManifestStored(epoch=effect.epoch, digest=digest(effect.manifest))
 
+    def _raise_fence(self, effect: RaiseFence) -> Any:
+        if self.fence_fails:
+            return FenceFailed(fence=effect.fence, incarnation=effect.incarnation, cause=self.fence_fails)
+        StoreFence(self.store, CLUSTER).raise_to(effect.incarnation, effect.epoch)
+        self.note(("fenced", effect.incarnation))
+        return FenceRaised(fence=effect.fence, incarnation=effect.incarnation)
+
+    def ordered_restore(self, participant: FakeParticipant, order: Restore) -> None:
+        """Checked at the arrival of each restore order."""
+        assert self.store.size(fence_key(order.incarnation)) > 0, "ordered before the store was fenced (I23)"
+        base = self.bases.setdefault(order.incarnation, (order.epoch, order.manifest))
+        assert base == (order.epoch, order.manifest), "two bases of one incarnation (I28)"
+        assert order.session == participant.session, "an order for another life (rule 1)"
+        assert order.epoch == 0 or self.state_of(order.epoch) == "committed"
+
+    def enters(self, participant: FakeParticipant, order: Restore) -> None:
+        """A life enters an incarnation by a restore order."""
+        assert order.incarnation > participant.entered, f"{participant.id} enters {order.incarnation} again (rule 1)"
+        life = self.lives.setdefault((participant.id, order.incarnation), participant.session)
+        assert life == participant.session, "two lives in one incarnation (I24)"
+
+    def begins(self, participant: FakeParticipant, order: TopologyChanged) -> None:
+        """A participant's agents run in an incarnation."""
+        record = self.ledger.state.rollbacks.get(order.incarnation)
+        if record is not None:
+            assert record.state == "done", f"{participant.id} runs in {order.incarnation}: {record.state} (I28)"
+
+    def restore(self, epoch: int | None, reason: str = "") -> str:
+        return self.ask(RestoreRequested(request="", epoch=epoch, reason=reason))
+
     def store_has(self, epoch: int) -> bool:
         try:
             return self.store.size(manifest_key(epoch)) > 0
@@ -561,6 +680,11 @@ class World:
         self.happened.append(what)
         if self.stop_when is not None:
             self.stop_when()
+
+    def running(self, incarnation: int) -> bool:
+        """All members run in this incarnation."""
+        members = self.ledger.state.topology.members
+        return bool(members) and all(self.participants[member.id].runs == incarnation for member in members)
 
     def watch(self, coordinator: Coordinator) -> None:
         """After each entry that a replica applied."""

@@ -29,7 +29,7 @@ Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., 
 ``topology-changed``    the proposal was made for another topology version
 ``topology-stale``      joins, leaves or losses wait for the next topology
 ``members-lost``        a rollback comes before any other topology
-``rollback-open``       a rollback is running
+``rollback-open``       the incarnation has not begun: its rollback is running, or has failed
 ``incarnation-changed`` another rollback has begun
 ``membership-changed``  who is live, or who hosts what, has changed since a rollback was prepared
 ``sealed-open``         a sealed epoch is to be committed before a rollback
@@ -81,7 +81,6 @@ from coordinator.ledger.commands import (
 from coordinator.ledger.records import (
     ABORTED,
     COMMITTED,
-    DONE,
     JOINING,
     LEAVING,
     LEDGER_FORMAT,
@@ -461,6 +460,7 @@ class Ledger(RollbackRules):
                 boot_id=command.boot_id,
                 state=JOINING,
                 registered_at=command.at,
+                before="" if known is None else known.cause,
             )
             state.participants[record.id] = record
             self._by_session[record.session] = record.id
@@ -548,8 +548,8 @@ class Ledger(RollbackRules):
         state = self.state
         if self._open:
             return _no("epoch-open", f"epoch {self._open[0]} is open", epoch=self._open[0])
-        if self.rolling_back:
-            return _no("rollback-open", f"the rollback to incarnation {state.incarnation} is running")
+        if not self.incarnation_begun:
+            return _no("rollback-open", f"incarnation {state.incarnation} has not begun")
         if self.policy.recovery != "off" and self.lost_members():
             return _no("members-lost", f"{self.lost_members()[0].id} is lost: a rollback comes first")
         if command.version != state.topology.version + 1:
@@ -575,8 +575,8 @@ class Ledger(RollbackRules):
             return _no("topology-changed", f"the topology has version {state.topology.version}")
         if len(self._open) >= self.policy.max_concurrent:
             return _no("epoch-open", f"epoch {self._open[0]} is open", epoch=self._open[0])
-        if self.rollback is not None and self.rollback.state != DONE:
-            return _no("rollback-open", f"incarnation {state.incarnation} has not begun: {self.rollback.state}")
+        if not self.incarnation_begun:
+            return _no("rollback-open", f"incarnation {state.incarnation} has not begun")
         if self.topology_is_stale:
             return _no("topology-stale", "joins, leaves or losses wait for the next topology")
         if not state.topology.members:

@@ -65,6 +65,8 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
     """Wall clock, ns, of `LOST` or `LEFT`; 0 while live."""
     cause: str = ""
     """Why it was lost."""
+    before: str = ""
+    """Why the session before this one was lost."""
 
     @property
     def live(self) -> bool:

@@ -107,10 +107,10 @@ class RollbackRules:
         return self.state.rollbacks.get(self.state.incarnation)
 
     @property
-    def rolling_back(self) -> bool:
-        """A rollback is running: no epoch starts, no topology changes, no agent runs."""
+    def incarnation_begun(self) -> bool:
+        """Agents may run in this incarnation. Before that no epoch starts and no topology changes."""
         record = self.rollback
-        return record is not None and record.running
+        return record is None or record.state == DONE
 
     @property
     def recovery_epoch(self) -> int:

@@ -371,3 +371,5 @@ def _pass_sent(data: bytes) -> None:
         fp("order.sent")
     elif b"epoch-committed" in head:
         fp("commit.announced")
+    elif b"\xa7restore" in head:
+        fp("restore.sent")

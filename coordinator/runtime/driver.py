@@ -32,6 +32,9 @@ from coordinator.events import (
     CutRefused,
     Disconnected,
     EpochTriggered,
+    EpochUnreadable,
+    FenceFailed,
+    FenceRaised,
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
@@ -40,12 +43,16 @@ from coordinator.events import (
     ParticipantConnected,
     PolicyChanged,
     Propose,
+    RaiseFence,
+    ReadEpoch,
+    RestoreRequested,
     Send,
     SetTimer,
     SnapshotsUnreadable,
     StoreManifest,
     TimerFired,
 )
+from coordinator.fences import read_epoch_from_store
 from coordinator.ledger import encode_command
 from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
 from protocol.digests import manifest_key
@@ -56,9 +63,10 @@ from protocol.limits import CONCURRENT_EPOCHS_MAX
 from protocol.messages import Register
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Mapping
 
     from coordinator.events import Effect, Event
+    from coordinator.fences import Fence
     from coordinator.ledger import Command, CommandId, Result
     from coordinator.machine import Leader
     from coordinator.policy import PolicySettings
@@ -93,6 +101,7 @@ _BEFORE_PROPOSE: Final = {
     "seal": "seal.before_propose",
     "commit": "commit.before_propose",
     "abort": "abort.before_propose",
+    "rollback": "rollback.before_propose",
 }
 _APPLIED: Final = {
     "start": "start.applied",
@@ -100,6 +109,8 @@ _APPLIED: Final = {
     "seal": "seal.applied",
     "commit": "commit.applied",
     "abort": "abort.applied",
+    "rollback": "rollback.applied",
+    "restored": "restored.applied",
 }
 """Failpoints around an entry of the log, by its command."""
 
@@ -126,6 +137,7 @@ class Driver:
         clock: Instants.
         leader_url: Where the leader is, "" if unknown or if it is this coordinator.
         crashed: Called once, with the cause, when the process must end.
+        fences: Stores and sinks by the names that the machine has for them.
     """
 
     def __init__(
@@ -138,6 +150,7 @@ class Driver:
         clock: Clock,
         leader_url: Callable[[], str],
         crashed: Callable[[BaseException], None],
+        fences: Mapping[str, Fence],
     ) -> None:
         self.leader = leader
         self.hub = ParticipantHub(self, clock=time.monotonic)
@@ -147,6 +160,7 @@ class Driver:
         self._clock = clock
         self._leader_url = leader_url
         self._crashed = crashed
+        self._fences = fences
         self._events: deque[Event] = deque()
         self._running = False
         self._dead = False
@@ -255,6 +269,10 @@ class Driver:
                 self._spawn(self._assemble(effect))
             case StoreManifest():
                 self._spawn(self._store_manifest(effect))
+            case RaiseFence():
+                self._spawn(self._raise_fence(effect))
+            case ReadEpoch():
+                self._spawn(self._read_epoch(effect))
             case SetTimer(at=at):
                 self._set_timer(at)
             case Answer(request=request, result=result):
@@ -314,6 +332,40 @@ class Driver:
         self.counts["store_failures"] += 1
         log.warning("epoch %d: manifest not stored: %s", order.epoch, cause)
         self.feed(ManifestFailed(epoch=order.epoch, cause=cause))
+
+    async def _raise_fence(self, order: RaiseFence) -> None:
+        fence = self._fences[order.fence]
+
+        def raise_now() -> None:
+            fp_store("fence.before_raise", order.fence)
+            fence.raise_to(order.incarnation, order.epoch)
+            fp_store("fence.after_raise", order.fence)
+
+        try:
+            await self.in_thread(raise_now, threads=self._own_threads)
+        except (SnapshotError, OSError) as error:
+            cause = str(error)
+        except TimeoutError:
+            cause = f"no answer within {STORE_SECONDS_MAX:.0f} s"
+        else:
+            self.feed(FenceRaised(fence=order.fence, incarnation=order.incarnation))
+            return
+        self.counts["store_failures"] += 1
+        log.warning("fence %s is not raised to incarnation %d: %s", order.fence, order.incarnation, cause)
+        self.feed(FenceFailed(fence=order.fence, incarnation=order.incarnation, cause=cause))
+
+    async def _read_epoch(self, order: ReadEpoch) -> None:
+        try:
+            event: Event = await self.in_thread(
+                lambda: read_epoch_from_store(order.epoch, order.manifest, self._store), threads=self._own_threads
+            )
+        except TimeoutError:
+            cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
+            event = EpochUnreadable(epoch=order.epoch, final=False, cause=cause)
+        if isinstance(event, EpochUnreadable):
+            self.counts["store_failures"] += 1
+            log.warning("epoch %d: manifest unreadable: %s", order.epoch, event.cause)
+        self.feed(event)
 
     def _assemble_now(self, order: AssembleCut) -> CutAssembled | CutRefused | SnapshotsUnreadable:
         """In a thread."""
@@ -403,6 +455,12 @@ class Driver:
         """End an epoch that is not sealed."""
         return await self.ask(
             lambda request: AbortRequested(request=request, epoch=epoch, reason=reason), REQUEST_SECONDS_MAX
+        )
+
+    async def restore(self, epoch: int | None, reason: str) -> Result:
+        """Take the cluster back to an epoch; the result names the incarnation that began."""
+        return await self.ask(
+            lambda request: RestoreRequested(request=request, epoch=epoch, reason=reason), REQUEST_SECONDS_MAX
         )
 
     async def change_policy(self, policy: PolicySettings) -> Result:

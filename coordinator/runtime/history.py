@@ -14,15 +14,20 @@ import msgspec
 
 from coordinator.ledger import (
     AbortCommand,
+    AdoptCommand,
     AnnounceCommand,
     Command,
     CommitCommand,
     ConfigureCommand,
+    FenceCommand,
     LeadCommand,
     LeaveCommand,
     MarkLostCommand,
     RegisterCommand,
     ReportsCommand,
+    RestoredCommand,
+    RollbackCommand,
+    RollbackFailedCommand,
     SealCommand,
     StartCommand,
     TopologyCommand,
@@ -115,6 +120,33 @@ class Historian:
             case CommitCommand():
                 if result.get("outcome") == "committed":
                     yield "epoch-committed", self._committed(command)
+            case AdoptCommand():
+                yield "agents-adopted", {"participant": result.get("participant"), "agents": list(command.agents)}
+            case RollbackCommand():
+                if result.get("outcome") == "stopped":
+                    yield "recovery-stopped", {"cause": result.get("sentence")}
+                else:
+                    details = {"incarnation": command.incarnation, "epoch": command.epoch, "cause": command.cause}
+                    yield "rollback-begun", details
+            case FenceCommand():
+                yield "fence-raised", {"incarnation": command.incarnation, "fence": command.fence}
+            case RestoredCommand():
+                names = [
+                    note.participant
+                    for note, outcome in zip(command.restored, result.get("outcomes", []), strict=False)
+                    if outcome == "accepted"
+                ]
+                if names:
+                    yield "participants-restored", {"incarnation": command.incarnation, "participants": names}
+                if names and result.get("state") == "done":
+                    yield "rollback-done", {"incarnation": command.incarnation, "took_ms": command.took_ns // 1_000_000}
+            case RollbackFailedCommand():
+                details = {
+                    "incarnation": command.incarnation,
+                    "participant": command.participant,
+                    "cause": command.cause,
+                }
+                yield "rollback-failed", details
             case _:
                 assert_never(command)
 

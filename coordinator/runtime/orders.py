@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from protocol.messages import Control, TopologyChanged, encode_control
+from protocol.messages import Control, Restore, TopologyChanged, encode_control
 
 if TYPE_CHECKING:
     from protocol.messages import Member, ToParticipant
@@ -32,6 +32,23 @@ class _TopologyChanged(Control, frozen=True, kw_only=True, tag="topology-changed
 assert _TopologyChanged.__struct_fields__ == TopologyChanged.__struct_fields__
 
 
+class _Restore(Control, frozen=True, kw_only=True, tag="restore"):
+    """`Restore` likewise."""
+
+    term: int
+    session: int
+    incarnation: int
+    epoch: int
+    manifest: str
+    newest_epoch: int
+    elapsed_ns: int
+    version: int
+    members: msgspec.Raw
+
+
+assert _Restore.__struct_fields__ == Restore.__struct_fields__
+
+
 class OrderEncoder:
     """Remembers the last list of members."""
 
@@ -41,11 +58,25 @@ class OrderEncoder:
 
     def encode(self, message: ToParticipant) -> bytes:
         """The message as bytes."""
-        if not isinstance(message, TopologyChanged):
+        if not isinstance(message, TopologyChanged | Restore):
             return encode_control(message)
         if message.members is not self._members:
             self._members = message.members
             self._encoded = msgspec.Raw(_encoder.encode(message.members))
+        if isinstance(message, Restore):
+            return _encoder.encode(
+                _Restore(
+                    term=message.term,
+                    session=message.session,
+                    incarnation=message.incarnation,
+                    epoch=message.epoch,
+                    manifest=message.manifest,
+                    newest_epoch=message.newest_epoch,
+                    elapsed_ns=message.elapsed_ns,
+                    version=message.version,
+                    members=self._encoded,
+                )
+            )
         return _encoder.encode(
             _TopologyChanged(
                 term=message.term,

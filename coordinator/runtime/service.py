@@ -85,6 +85,7 @@ class Service:
         """Listen and join the group; returns the API's address."""
         from aiohttp import web
 
+        from coordinator.fences import StoreFence
         from coordinator.machine import Leader
         from coordinator.runtime.api import build_app
         from coordinator.runtime.driver import Driver
@@ -116,6 +117,7 @@ class Service:
             clock=self.clock,
             leader_url=lambda: self.leader_url or "",
             crashed=self.crashed,
+            fences={"store": StoreFence(self.store, self.config.cluster)},
         )
         self.forward = LeaderClient(self.config.id, lambda: self.leader_url, seconds_max=60.0, tls=_trust(self.config))
         tls = None if self.config.http_tls is None else https_context(self.config.http_tls)

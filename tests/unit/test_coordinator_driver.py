@@ -99,6 +99,7 @@ class Fixture:
             clock=Clock(),
             leader_url=lambda: self.url,
             crashed=self._crash,
+            fences={},
         )
 
     def _crash(self, error):

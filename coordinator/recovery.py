@@ -1,0 +1,538 @@
+"""The leader's work on rollbacks: seeing the need, placing agents, fences, restore orders, the order to begin.
+
+By level, like `coordinator.keeper`: after each event `keep` compares the ledger with this leader's notes and does what is
+missing, so a leader that takes over in the middle of a restore runs the same code.
+
+==========  ====================================================================================================
+ledger      what is missing
+==========  ====================================================================================================
+need        the manifest of the epoch to go to is read; agents without a host are waited for, or adopted; then
+            the rollback is proposed
+fencing     each store and sink is told, again and again, until it has acknowledged
+restoring   a restore order for each member that has not got its part; acknowledgements into the ledger
+done        the topology of the incarnation is told: the order to begin (`coordinator.registry`)
+failed      a need again, for an older epoch if an object was corrupt
+==========  ====================================================================================================
+
+The need: a member is lost, or a rollback has failed, or an operator asks. A suspicion only ever leads to a proposal; whoever
+was suspected wrongly is a zombie of the old incarnation, and what it does has no effect (P6).
+
+Until all agents have a host the others go on in the old incarnation: what they do then is given up, but one rollback is
+enough for a whole cluster that comes back piece by piece.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from coordinator.events import RaiseFence, ReadEpoch, RestoreRequested
+from coordinator.ledger import (
+    AdoptCommand,
+    FenceCommand,
+    RestoredCommand,
+    RestoredNote,
+    RollbackCommand,
+    RollbackFailedCommand,
+)
+from coordinator.ledger.commands import command_bytes, sentence, word
+from coordinator.ledger.records import COMMITTED, FAILED, FENCING, RESTORING, SEALED
+from coordinator.placement import missing_in_words, place
+from protocol.ids import Instant
+from protocol.limits import (
+    COMMAND_BYTES_MAX,
+    ROLLBACK_PAUSE_NS,
+    ROLLBACK_PAUSE_NS_MAX,
+    STORE_RETRY_NS,
+    STORE_RETRY_NS_MAX,
+)
+from protocol.messages import Restore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from coordinator.attendance import Attendee
+    from coordinator.desk import Desk
+    from coordinator.events import EpochRead, EpochUnreadable, FenceFailed, FenceRaised
+    from coordinator.ledger import Ledger, RollbackRecord
+    from protocol.messages import Restored, RestoreFailed
+
+_BATCH_BYTES = COMMAND_BYTES_MAX - 1024
+_CAUSE_CHARS = 200
+
+
+class _Retry:
+    """When something that failed may be tried again."""
+
+    __slots__ = ("at", "pause_ns", "under_way")
+
+    def __init__(self) -> None:
+        self.under_way = False
+        self.at = Instant(0)
+        self.pause_ns = STORE_RETRY_NS
+
+    def failed(self, now: Instant) -> None:
+        self.under_way = False
+        self.at = Instant(now + self.pause_ns)
+        self.pause_ns = min(2 * self.pause_ns, STORE_RETRY_NS_MAX)
+
+
+class RecoveryKeeper:
+    """Rollbacks of one leader. Part of `Leader`; acts only while it leads.
+
+    Args:
+        desk: Shared with the other parts.
+        fences: Names of the stores and sinks that must acknowledge each incarnation.
+    """
+
+    def __init__(self, desk: Desk, fences: tuple[str, ...]) -> None:
+        self._desk = desk
+        self._fences = fences
+        self.waiting = ""
+        """What a rollback that is needed waits for, in words; "" if none is, or it waits for nothing."""
+        self._request: RestoreRequested | None = None
+        self._tried = False
+        """The epoch that the operator named could not be read now, whatever was known of it before."""
+        self._forget()
+
+    def _forget(self) -> None:
+        self.waiting = ""
+        self._ordered = 0
+        """Incarnation whose restore orders this leader has sent."""
+        self._ordered_at = Instant(0)
+        self._raising: dict[str, _Retry] = {}
+        self._restored: dict[str, RestoredNote] = {}
+        """Said, not proposed yet."""
+        self._contents: dict[int, Mapping[str, str]] = {}
+        """Epoch -> agent -> participant, of manifests that were read."""
+        self._reading = _Retry()
+        self._spoilt: dict[int, str] = {}
+        """Epochs that cannot be restored -> why."""
+        self._need_since: Instant | None = None
+        self._gone_since: dict[str, Instant] = {}
+        """Participant whose agents have no host -> since when this leader has waited for it."""
+        self._begun_at = Instant(0)
+        """When this leader saw the newest rollback begin."""
+        self._seen = 0
+        """Incarnation that this leader saw last."""
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._desk.ledger
+
+    # --- leadership ---------------------------------------------------------------------------------------------------
+
+    def begin(self, now: Instant) -> None:
+        """This leader's own entry is applied."""
+        self._forget()
+        self._seen = self._ledger.state.incarnation
+        self._begun_at = now
+
+    def end(self) -> None:
+        """Leadership is over."""
+        if self._request is not None:
+            self._desk.refuse(self._request.request, "unknown-outcome", "leadership was lost on the way")
+            self._request = None
+        self._forget()
+
+    # --- requests and messages ----------------------------------------------------------------------------------------
+
+    def requested(self, event: RestoreRequested) -> None:
+        """An operator wants the cluster back at an epoch."""
+        desk = self._desk
+        number = event.epoch
+        record = None if not number else self._ledger.epoch(number)
+        if self._request is not None or desk.proposals.busy("rollback"):
+            desk.refuse(event.request, "busy", "another rollback is being prepared")
+        elif number and (record is None or record.state != COMMITTED):
+            text = f"there is no epoch {number}" if record is None else f"epoch {number} is {record.state}"
+            desk.refuse(event.request, "unknown" if record is None else "not-committed", text)
+        else:
+            self._request = event
+            self._tried = False
+
+    def restored(self, attendee: Attendee, message: Restored) -> None:
+        """A participant has its part; into the ledger with the next batch."""
+        record = self._ledger.rollback
+        if record is None or message.incarnation != record.incarnation or record.state != RESTORING:
+            return
+        member = record.members.get(attendee.participant)
+        if member is None or member.session != attendee.session or member.restored:
+            return
+        note = RestoredNote(
+            participant=attendee.participant,
+            session=attendee.session,
+            state=message.state,
+            took_ns=message.took_ns,
+        )
+        try:
+            # One note that the ledger cannot take would refuse the whole batch, and with it the others'.
+            msgspec.convert(msgspec.to_builtins(note), RestoredNote)
+        except (msgspec.ValidationError, OverflowError) as error:
+            self._fail(record, attendee, "unfit", f"its acknowledgement cannot be recorded: {error}")
+            return
+        self._restored[attendee.participant] = note
+
+    def failed(self, attendee: Attendee, message: RestoreFailed) -> None:
+        """A participant cannot take its part: this incarnation never runs (I28)."""
+        record = self._ledger.rollback
+        if record is None or message.incarnation != record.incarnation or not record.running:
+            return
+        member = record.members.get(attendee.participant)
+        if member is not None and member.session == attendee.session:
+            self._fail(record, attendee, message.kind, message.cause)
+
+    def _fail(self, record: RollbackRecord, attendee: Attendee, why: str, cause: str) -> None:
+        desk = self._desk
+        if desk.proposals.busy("rollback-failed"):
+            return  # one is enough; who has to say more says it again with the next order
+        if why == "corrupt" and record.epoch:
+            self._spoilt.setdefault(record.epoch, cause)
+        stamp = desk.proposals.stamp()
+        desk.propose(
+            ("rollback-failed",),
+            RollbackFailedCommand(
+                id=stamp.id,
+                done=stamp.done,
+                term=desk.term,
+                incarnation=record.incarnation,
+                participant=attendee.participant,
+                session=attendee.session,
+                why=word(why),
+                cause=sentence(cause),
+            ),
+        )
+
+    def brief(self, session: int) -> None:
+        """A session has just registered: if its part is missing, it gets its order."""
+        record = self._ledger.rollback
+        if record is None or record.state != RESTORING:
+            return
+        for name, member in sorted(record.members.items()):
+            if member.session == session and not member.restored:
+                self._order(name, session, record)
+
+    # --- answers of the driver ----------------------------------------------------------------------------------------
+
+    def fence_raised(self, event: FenceRaised, now: Instant) -> None:
+        """A store or sink refuses what is older."""
+        record = self._ledger.rollback
+        retry = self._raising.get(event.fence)
+        if record is None or record.incarnation != event.incarnation or retry is None:
+            return
+        desk = self._desk
+        if record.fences.get(event.fence, True) or desk.proposals.busy("fence", event.fence):
+            return
+        stamp = desk.proposals.stamp()
+        desk.propose(
+            ("fence", event.fence),
+            FenceCommand(
+                id=stamp.id,
+                done=stamp.done,
+                term=desk.term,
+                incarnation=record.incarnation,
+                fence=event.fence,
+                took_ns=max(0, now - self._begun_at),
+            ),
+        )
+
+    def fence_failed(self, event: FenceFailed, now: Instant) -> None:
+        """It did not: again, for as long as it takes; no order leaves before it has."""
+        retry = self._raising.get(event.fence)
+        if retry is not None and event.incarnation == self._ledger.state.incarnation:
+            retry.failed(now)
+            self.waiting = f"{event.fence} has not acknowledged incarnation {event.incarnation}: {event.cause}"
+
+    def epoch_read(self, event: EpochRead) -> None:
+        """A manifest is good."""
+        self._reading = _Retry()
+        self._contents = {event.epoch: event.agents}
+
+    def epoch_unreadable(self, event: EpochUnreadable, now: Instant) -> None:
+        """A manifest is not: an older epoch, if this one never will be."""
+        self._reading.failed(now)
+        if event.final:
+            self._tried = True
+            self._spoilt[event.epoch] = event.cause
+            self._reading = _Retry()
+        else:
+            self.waiting = f"epoch {event.epoch} cannot be read: {event.cause}"
+
+    def answered(self, slot: str, result: Mapping[str, object], now: Instant) -> None:
+        """A `RollbackCommand` has its result; what was refused because something moved is prepared anew."""
+        if slot == "rollback" and result["ok"] and result.get("outcome") == "begun":
+            self._need_since = None
+            self._gone_since.clear()
+            self._begun_at = now
+
+    # --- the level ----------------------------------------------------------------------------------------------------
+
+    def keep(self, now: Instant) -> None:
+        """Do what is missing."""
+        state = self._ledger.state
+        if self._seen != state.incarnation:
+            self._seen = state.incarnation
+            self._raising.clear()
+            self._restored.clear()
+        record = self._ledger.rollback
+        if record is not None and record.state == FENCING:
+            self._keep_fencing(record, now)
+        elif record is not None and record.state == RESTORING:
+            self._keep_restoring(record, now)
+        cause = self._need()
+        if not cause:
+            self._need_since = None
+            self.waiting = "" if record is None or not record.running else self.waiting
+            return
+        if self._need_since is None:
+            self._need_since = now
+        self._prepare(cause, now)
+
+    def _keep_fencing(self, record: RollbackRecord, now: Instant) -> None:
+        for fence, raised in sorted(record.fences.items()):
+            retry = self._raising.setdefault(fence, _Retry())
+            if not raised and not retry.under_way and now >= retry.at:
+                retry.under_way = True
+                self._desk.out.append(RaiseFence(fence=fence, incarnation=record.incarnation, epoch=record.epoch))
+
+    def _keep_restoring(self, record: RollbackRecord, now: Instant) -> None:
+        if self._ordered != record.incarnation:
+            self._ordered = record.incarnation
+            self._ordered_at = now
+            self.waiting = ""
+            for name, member in sorted(record.members.items()):
+                if not member.restored:
+                    self._order(name, member.session, record)
+        self._propose_restored(record, now)
+
+    def _order(self, name: str, session: int, record: RollbackRecord) -> None:
+        state = self._ledger.state
+        self._desk.send(
+            session,
+            Restore(
+                term=self._desk.term,
+                session=session,
+                incarnation=record.incarnation,
+                epoch=record.epoch,
+                manifest=record.manifest,
+                newest_epoch=state.epoch,
+                elapsed_ns=record.elapsed_ns,
+                version=state.topology.version,
+                members=state.topology.members,
+            ),
+        )
+
+    def _propose_restored(self, record: RollbackRecord, now: Instant) -> None:
+        desk = self._desk
+        if not self._restored or desk.proposals.busy("restored"):
+            return
+        batch: list[RestoredNote] = []
+        size = 0
+        for name in sorted(self._restored):
+            size += command_bytes(self._restored[name])
+            if size > _BATCH_BYTES and batch:
+                break
+            batch.append(self._restored.pop(name))
+        stamp = desk.proposals.stamp()
+        desk.propose(
+            ("restored",),
+            RestoredCommand(
+                id=stamp.id,
+                done=stamp.done,
+                term=desk.term,
+                incarnation=record.incarnation,
+                restored=tuple(batch),
+                took_ns=max(1, now - self._begun_at),
+            ),
+        )
+
+    # --- the need -----------------------------------------------------------------------------------------------------
+
+    def _need(self) -> str:
+        """Why a rollback is needed now; "" if none is."""
+        if self._request is not None:
+            return self._request.reason or "an operator asked for it"
+        ledger = self._ledger
+        if ledger.policy.recovery != "auto" or ledger.state.policy is None or ledger.state.stopped:
+            return ""
+        lost = ledger.lost_members()
+        if lost:
+            first = ledger.state.participants.get(lost[0].id)
+            why = "" if first is None else first.cause or first.before
+            more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+            return f"{lost[0].id}{more} lost{': ' if why else ''}{why[:_CAUSE_CHARS]}"
+        record = ledger.rollback
+        if record is not None and record.state == FAILED:
+            return f"{record.participant} could not be restored: {record.failure[:_CAUSE_CHARS]}"
+        return ""
+
+    def state(self) -> tuple[str, str]:
+        """What recovery is doing, for people: ``running``, ``waiting``, ``restoring``, ``failed``, ``stopped`` and why."""
+        ledger = self._ledger
+        record = ledger.rollback
+        if ledger.state.stopped:
+            return "stopped", ledger.state.stopped
+        if record is not None and record.running:
+            return "restoring", self.waiting or record.cause
+        cause = self._need()
+        if cause:
+            return "waiting", f"{cause}; {self.waiting}" if self.waiting else cause
+        if record is not None and record.state == FAILED:
+            return "failed", f"{record.participant}: {record.failure}"
+        if ledger.policy.recovery == "manual" and ledger.lost_members():
+            return "waiting", f"{ledger.lost_members()[0].id} is lost; an operator has to restore"
+        return "running", ""
+
+    def _prepare(self, cause: str, now: Instant) -> None:
+        """Read, place, propose; as far as it goes now."""
+        desk, ledger = self._desk, self._ledger
+        if desk.proposals.busy("rollback") or any(each.state == SEALED for each in ledger.open_epochs()):
+            return
+        if self._request is None and now < self._not_before():
+            self.waiting = "a pause after the last rollbacks"
+            return
+        suspected = desk.attendance.suspected()
+        if suspected:
+            # Back or lost within a second: one rollback for all that fail together.
+            self.waiting = f"{suspected} is suspected"
+            return
+        epoch = self._choose()
+        if epoch is None:
+            return
+        agents: Mapping[str, str]
+        if epoch:
+            known = self._contents.get(epoch)
+            if known is None:
+                self._read(epoch, now)
+                return
+            agents = known
+        else:
+            agents = {agent: member.id for member in ledger.state.topology.members for agent in member.agents}
+        live = [record for record in ledger.participants() if record.live]
+        takeover_ns = ledger.policy.takeover_after_ns
+        given_up = {name: bool(takeover_ns) and now >= since + takeover_ns for name, since in self._gone_since.items()}
+        placement = place(agents, live, given_up, anybody=self._request is not None)
+        for name in placement.missing:
+            self._gone_since.setdefault(name, now)
+        if placement.missing or not live:
+            self._not_placed(missing_in_words(placement.missing) or "any participant")
+            return
+        if placement.adoptions:
+            self._adopt(placement.adoptions)
+            return
+        self.waiting = ""
+        self._propose(epoch, cause, now)
+
+    def _not_placed(self, what: str) -> None:
+        self.waiting = f"no host for {what}"
+        if self._request is not None:
+            request, self._request = self._request, None
+            self._desk.refuse(request.request, "not-placed", f"no participant that is there hosts, or can take, {what}")
+
+    def _adopt(self, adoptions: Mapping[str, tuple[str, ...]]) -> None:
+        desk = self._desk
+        for name, agents in adoptions.items():
+            if desk.proposals.busy("adopt", name):
+                continue
+            size, part = 0, []
+            for agent in agents:
+                size += len(agent) + 3
+                if size > _BATCH_BYTES:
+                    break
+                part.append(agent)
+            stamp = desk.proposals.stamp()
+            session = self._ledger.state.participants[name].session
+            desk.propose(
+                ("adopt", name),
+                AdoptCommand(id=stamp.id, done=stamp.done, term=desk.term, session=session, agents=tuple(part)),
+            )
+
+    def _propose(self, epoch: int, cause: str, now: Instant) -> None:
+        desk, state = self._desk, self._ledger.state
+        request, self._request = self._request, None
+        stamp = desk.proposals.stamp()
+        wanted = self._ledger.recovery_epoch
+        back = (
+            f"; epoch {epoch} in place of {wanted}: {self._spoilt[wanted][:_CAUSE_CHARS]}"
+            if wanted in self._spoilt
+            else ""
+        )
+        desk.propose(
+            ("rollback",),
+            RollbackCommand(
+                id=stamp.id,
+                done=stamp.done,
+                term=desk.term,
+                incarnation=state.incarnation + 1,
+                epoch=epoch,
+                membership=state.membership,
+                cause=sentence(cause + back),
+                automatic=request is None,
+                fences=self._fences,
+                waited_ns=0 if self._need_since is None else now - self._need_since,
+            ),
+            request="" if request is None else request.request,
+        )
+
+    def _choose(self) -> int | None:
+        """The epoch to go to; None: there is nothing to go to any more."""
+        ledger = self._ledger
+        request = self._request
+        for record in ledger.state.rollbacks.values():
+            if record.why == "corrupt" and record.epoch:
+                self._spoilt.setdefault(record.epoch, record.failure)  # a leader before this one saw it
+        wanted = ledger.recovery_epoch if request is None or request.epoch is None else request.epoch
+        named = request is not None and request.epoch is not None and not self._tried
+        if wanted not in self._spoilt or named:
+            return wanted
+        if request is not None and request.epoch is not None:
+            self._request = None
+            self._desk.refuse(request.request, "corrupt", f"epoch {wanted} cannot be restored: {self._spoilt[wanted]}")
+            return None
+        # The newest good one. The start is none of them: it would give up everything that was ever released.
+        older = [
+            number
+            for number in sorted(ledger.state.epochs, reverse=True)
+            if number < wanted and ledger.state.epochs[number].state == COMMITTED and number not in self._spoilt
+        ]
+        if older:
+            return older[0]
+        self.waiting = f"no committed epoch can be read; epoch {wanted}: {self._spoilt[wanted]}"
+        if request is not None:
+            self._request = None
+            self._desk.refuse(request.request, "corrupt", self.waiting)
+        return None
+
+    def _read(self, epoch: int, now: Instant) -> None:
+        record = self._ledger.epoch(epoch)
+        assert record is not None
+        if not self._reading.under_way and now >= self._reading.at:
+            self._reading.under_way = True
+            self._desk.out.append(ReadEpoch(epoch=epoch, manifest=record.manifest))
+
+    def _not_before(self) -> Instant:
+        """The pause that a crash loop gets: none before the second rollback of a window, then growing."""
+        records = self._ledger.state.rollbacks
+        if not records or self._need_since is None:
+            return Instant(0)
+        newest = records[max(records)]
+        count = self._ledger.rollbacks_in_a_row(newest.started_at)
+        if count < 2:
+            return Instant(0)
+        return Instant(self._need_since + min(ROLLBACK_PAUSE_NS << min(count - 2, 16), ROLLBACK_PAUSE_NS_MAX))
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def next_instant(self) -> Iterator[Instant]:
+        """When something here is due without any event."""
+        for retry in self._raising.values():
+            yield retry.at
+        if self._need_since is None:
+            return
+        yield self._reading.at
+        yield self._not_before()
+        takeover_ns = self._ledger.policy.takeover_after_ns
+        if takeover_ns:
+            for since in self._gone_since.values():
+                yield Instant(since + takeover_ns)

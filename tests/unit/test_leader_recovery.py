@@ -1,0 +1,426 @@
+"""A leader that takes the cluster back: the need, placement, fences, orders; also when it goes wrong on the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.policy import PolicySettings
+from protocol.messages import Restored
+from tests.coordinator_world import LEASE_S, MS, RECOVERING, SECOND, World, cluster, replace_struct
+
+
+def with_epoch(*names, **attributes):
+    world = cluster(*names, policy=RECOVERING, **attributes)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    return world
+
+
+def recovered(world, incarnation):
+    return lambda: world.running(incarnation)
+
+
+def test_participant_that_comes_back_takes_the_cluster_to_the_newest_epoch():
+    world = with_epoch("a", "b", "c")
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=recovered(world, 2))
+    record = world.ledger.rollback
+    assert (record.state, record.epoch, record.incarnation) == ("done", 1, 2)
+    assert "b lost: its connection closed" in record.cause
+    assert [order.epoch for order in world.participants["a"].restore_orders] == [1]
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    assert world.epoch(2).incarnation == 2
+    assert world.replicas_agree()
+
+
+def test_closed_connection_is_suspicion_long_before_the_lease_is_over():
+    world = with_epoch("a", "b")
+    before = world.now
+    world.kill_participant("b")
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "lost")
+    assert (world.now - before) / SECOND < LEASE_S / 2
+
+
+def test_silent_participant_is_lost_when_its_lease_is_over():
+    world = with_epoch("a", "b")
+    world.participants["b"].silent = True
+    world.run(2)
+    assert world.ledger.state.participants["b"].state == "member"
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "lost")
+
+
+def test_connection_that_comes_back_at_once_costs_nothing():
+    world = with_epoch("a", "b")
+    world.participants["b"].disconnect("cable")
+    world.later(100 * MS, world.participants["b"].connect)
+    world.run(3)
+    assert world.ledger.state.incarnation == 1
+
+
+def test_without_an_epoch_everybody_goes_back_to_the_start():
+    world = cluster("a", "b", policy=RECOVERING)
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 2))
+    assert world.participants["b"].restore_orders[0].epoch == 0
+
+
+def test_others_go_on_until_the_lost_one_is_back():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.run(4)
+    assert world.ledger.state.incarnation == 1
+    assert world.participants["a"].runs == 1
+    assert world.leader.machine.live(world.now).recovery()[0] == "waiting"
+    assert "worker/b" in world.leader.machine.live(world.now).recovery()[1]
+    world.revive("b")
+    world.run(until=recovered(world, 2))
+
+
+def test_agents_of_one_that_stays_away_go_to_those_that_can_take_them():
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("a", "b", kinds=("worker",))
+    world.add("c")
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    world.kill_participant("c")
+    world.run(until=recovered(world, 2), limit=20)
+    assert world.participants["a"].placed == ("worker/a", "worker/c")
+    assert world.participants["b"].placed == ("worker/b",)
+    # The one that was given up comes back as a spare: its agent stays where it is.
+    world.revive("c")
+    world.run(until=lambda: world.participants["c"].runs == 2)
+    assert world.participants["c"].placed == ()
+
+
+def test_nobody_that_can_take_them_holds_up_the_rollback_by_name():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.run(10)
+    assert world.ledger.state.incarnation == 1
+    request = world.restore(None)
+    world.run(1)
+    assert world.answers[request]["code"] == "not-placed"
+    assert "worker/b" in world.answers[request]["sentence"]
+
+
+def test_cluster_comes_back_on_other_hosts_that_declare_its_agents():
+    world = with_epoch("a", "b", "c")
+    for name in "abc":
+        world.kill_participant(name)
+    world.add("x", agents=("worker/a", "worker/b"))
+    world.run(until=lambda: world.ledger.state.participants["c"].state == "lost")
+    assert world.ledger.state.incarnation == 1
+    world.participants["x"].refused.clear()
+    world.run(5)
+    if world.participants["x"].fenced:  # it came while its agents had a host, and was refused
+        world.revive("x")
+    world.add("y", agents=("worker/c",))
+    world.run(until=recovered(world, 2))
+    members = world.ledger.state.topology.members
+    assert {member.id: member.agents for member in members} == {"x": ("worker/a", "worker/b"), "y": ("worker/c",)}
+
+
+def test_whole_cluster_that_comes_back_piece_by_piece_is_rolled_back_once():
+    world = with_epoch("a", "b", "c")
+    for name in "abc":
+        world.kill_participant(name)
+    for index, name in enumerate("abc"):
+        world.later(index * SECOND, lambda name=name: world.revive(name))
+    world.run(until=recovered(world, 2))
+    assert world.ledger.state.incarnation == 2
+
+
+def test_false_suspicion_costs_a_rollback_and_nothing_else():
+    world = with_epoch("a", "b")
+    zombie = world.participants["b"]
+    zombie.silent = True
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "lost")
+    world.run(1)
+    assert zombie.fenced
+    world.revive("b")
+    world.run(until=recovered(world, 2))
+    # What the zombie still says is for a session that has ended.
+    zombie.silent = False
+    zombie.say(Restored(session=zombie.session, incarnation=2, state="b3:" + "0" * 64))
+    world.run(1)
+    assert world.ledger.rollback.members["b"].session == world.participants["b"].session
+
+
+def test_second_failure_during_a_restore():
+    world = with_epoch("a", "b", "c")
+    world.participants["a"].restores = False
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=lambda: world.ledger.state.incarnation == 2)
+    world.run(0.5)
+    assert world.ledger.rollback.state == "restoring"
+    world.kill_participant("c")
+    world.participants["a"].restores = True
+    world.revive("c")
+    world.run(until=recovered(world, 3))
+    assert world.ledger.state.rollbacks[2].state == "superseded"
+
+
+@pytest.mark.parametrize("when", ["proposed", "applied", "fenced", "half restored", "restored"])
+def test_leader_that_dies_during_a_restore(when):
+    world = with_epoch("a", "b", "c")
+    old, new = world.leader, world.coordinators[1]
+    if when == "half restored":
+        world.participants["c"].restores = False
+    world.kill_participant("b")
+    world.revive("b")
+
+    def reached():
+        record = world.ledger.rollback
+        match when:
+            case "proposed":
+                return ("proposed", "rollback") in world.happened
+            case "applied":
+                return record is not None
+            case "fenced":
+                return record is not None and record.state == "restoring"
+            case "half restored":
+                return record is not None and record.restored_count == 2
+            case _:
+                return record is not None and record.state == "done"
+
+    world.run(until=reached)
+    world.kill(old)
+    world.participants["c"].restores = True
+    world.run(0.05)
+    world.elect(new)
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    assert world.ledger.state.incarnation == 2
+    assert world.replicas_agree()
+
+
+def test_repeated_order_after_a_change_of_leader_is_acknowledged_again():
+    world = with_epoch("a", "b")
+    lost = []
+    a = world.participants["a"]
+    say = a.say
+    a.say = lambda message: lost.append(message) if isinstance(message, Restored) else say(message)
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=lambda: lost)
+    a.say = say
+    world.kill(world.leader)
+    world.elect(world.coordinators[2])
+    world.run(until=recovered(world, 2))
+    assert len(a.restore_orders) >= 2
+
+
+def test_fence_that_fails_is_raised_again_and_no_order_leaves_before():
+    world = with_epoch("a", "b")
+    world.fence_fails = "EIO"
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(5)
+    assert world.ledger.rollback.state == "fencing"
+    assert world.participants["a"].restore_orders == []
+    assert "EIO" in world.leader.machine.live(world.now).recovery()[1]
+    world.fence_fails = ""
+    world.run(until=recovered(world, 2))
+
+
+def test_sealed_epoch_is_committed_first():
+    world = with_epoch("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "sealed")
+    world.store_fails = "ENOSPC"
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(5)
+    assert world.ledger.state.incarnation == 1
+    world.store_fails = ""
+    world.run(until=recovered(world, 2))
+    assert world.ledger.rollback.epoch == 2
+
+
+def test_corrupt_newest_manifest_falls_back_and_says_how_far():
+    world = with_epoch("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.corrupt.add(2)
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=recovered(world, 2))
+    record = world.ledger.rollback
+    assert record.epoch == 1
+    assert "epoch 1 in place of 2" in record.cause
+
+
+def test_corrupt_object_of_a_participant_falls_back_too():
+    world = with_epoch("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.kill_participant("b")
+    b = world.revive("b", restore_fails=("corrupt", "pack xyz: bad checksum"))
+    world.run(until=lambda: world.ledger.state.rollbacks.get(2) is not None)
+    world.run(until=lambda: world.ledger.state.rollbacks[2].state == "failed")
+    b.restore_fails = None
+    world.run(until=recovered(world, 3))
+    assert (world.ledger.state.rollbacks[2].epoch, world.ledger.rollback.epoch) == (2, 1)
+
+
+def test_part_that_does_not_fit_the_code_stops_recovery_until_other_code_comes():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.revive("b", restore_fails=("unfit", "agent worker/b: no field x"))
+    world.run(until=lambda: bool(world.ledger.state.stopped))
+    world.run(5)
+    assert world.ledger.state.incarnation == 2
+    state, why = world.leader.machine.live(world.now).recovery()
+    assert state == "stopped"
+    assert "no field x" in why
+    assert world.participants["a"].runs == 0 or world.participants["a"].runs == 1
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=recovered(world, 3))
+
+
+def test_crash_loop_backs_off_and_stops_with_a_clear_state():
+    policy = replace_struct(RECOVERING, max_rollbacks=3, rollback_window_ns=600 * SECOND)
+    world = cluster("a", "b", policy=policy)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    begun = []
+    for incarnation in range(2, 5):
+        world.kill_participant("b")
+        world.revive("b")
+        world.run(until=recovered(world, incarnation), limit=100)
+        begun.append(world.now)
+    assert begun[2] - begun[1] > 500 * MS
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=lambda: bool(world.ledger.state.stopped), limit=100)
+    world.run(20)
+    assert world.ledger.state.incarnation == 4
+    assert "3 rollbacks within 600 s" in world.leader.machine.live(world.now).recovery()[1]
+    request = world.restore(None, "looked into it")
+    world.run(until=recovered(world, 5))
+    assert world.answers[request]["ok"]
+
+
+def test_manual_recovery_waits_for_the_operator():
+    world = cluster("a", "b", policy=replace_struct(RECOVERING, recovery="manual"))
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(10)
+    assert world.ledger.state.incarnation == 1
+    assert "an operator has to restore" in world.leader.machine.live(world.now).recovery()[1]
+    request = world.restore(None, "by hand")
+    world.run(until=recovered(world, 2))
+    assert world.answers[request] == {"ok": True, "outcome": "begun", "incarnation": 2, "epoch": 0, "members": 2}
+
+
+def test_operator_goes_back_to_an_older_epoch():
+    world = with_epoch("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    request = world.restore(1, "epoch 2 holds nonsense")
+    world.run(until=recovered(world, 2))
+    assert world.answers[request]["epoch"] == 1
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 3))
+    assert world.ledger.rollback.epoch == 1
+
+
+@pytest.mark.parametrize(("epoch", "code"), [(7, "unknown"), (2, "not-committed")])
+def test_operator_is_refused_what_cannot_be_restored(epoch, code):
+    world = with_epoch("a", "b")
+    for participant in world.participants.values():
+        participant.reports = False
+    world.trigger()
+    world.run(0.5)
+    request = world.restore(epoch)
+    world.run(0.1)
+    assert world.answers[request]["code"] == code
+
+
+def test_participant_that_was_in_the_incarnation_before_makes_the_next_one():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.revive("b", restore_fails=("entered", "its disk says so"))
+    world.run(until=lambda: world.ledger.state.incarnation == 2)
+    world.run(until=lambda: world.ledger.rollback.state == "failed")
+    world.participants["b"].restore_fails = None
+    world.run(until=recovered(world, 3))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_any_mixture_of_failures_ends_in_one_incarnation(seed):
+    """Participants and leaders die at random moments, proposals get lost or doubled; then all heals."""
+    world = World(policy=replace_struct(RECOVERING, max_rollbacks=0), seed=seed, jitter_ns=30 * MS)
+    world.elect(world.coordinators[0])
+    names = ["a", "b", "c", "d"]
+    world.add(*names)
+    chance = world.random
+    world.run(until=world.ready)
+    world.fate_odds = 0.1
+    for _ in range(12):
+        match chance.choice(["kill", "kill", "leader", "epoch", "cable", "wait"]):
+            case "kill":
+                name = chance.choice(names)
+                if not world.participants[name].dead:
+                    world.kill_participant(name)
+                    world.later(
+                        chance.randrange(3 * SECOND),
+                        lambda name=name: world.participants[name].dead and world.revive(name),
+                    )
+            case "leader":
+                if world.leader is not None:
+                    old = world.leader
+                    world.kill(old)
+                    world.restart(old)
+                    world.run(chance.random() * 0.3)
+                world.elect(chance.choice([each for each in world.coordinators if each.up]))
+            case "epoch":
+                if world.leader is not None and world.leader.machine.leading:
+                    world.trigger()
+            case "cable":
+                participant = world.participants[chance.choice(names)]
+                if not participant.dead and participant.connection is not None:
+                    participant.disconnect("cable")
+                    world.later(chance.randrange(SECOND), participant.connect)
+            case _:
+                pass
+        world.run(chance.random() * 1.5)
+    world.fate_odds = 0.0
+    for name in names:
+        participant = world.participants[name]
+        if participant.fenced or participant.refused:
+            world.kill_participant(name)
+            world.revive(name)
+    heal_until = world.now + 120 * SECOND
+
+    def healed():
+        for name in names:
+            participant = world.participants[name]
+            if (participant.fenced or participant.refused) and not participant.dead:
+                participant.dead = True
+                participant.disconnect("ends")
+                world.revive(name)
+        return world.running(world.ledger.state.incarnation) and world.ready()
+
+    world.run(until=healed, limit=120)
+    assert world.now <= heal_until
+    world.trigger()
+    number = world.ledger.state.epoch + 1
+    world.run(until=lambda: world.state_of(number) == "committed", limit=30)
+    assert world.replicas_agree()
+
+
+def test_policy_of_the_world_is_one_that_recovers():
+    assert isinstance(RECOVERING, PolicySettings)
+    assert RECOVERING.recovery == "auto"
