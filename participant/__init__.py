@@ -15,7 +15,17 @@ if TYPE_CHECKING:
     from participant.codec import message
     from participant.config import ParticipantConfig
     from participant.context import Context
-    from participant.events import EpochAborted, EpochCommitted, EpochPartFailed, Lost, Member, ParticipantEvent
+    from participant.events import (
+        EpochAborted,
+        EpochCommitted,
+        EpochPartFailed,
+        Lost,
+        Member,
+        OutputDiverged,
+        OutputRefused,
+        ParticipantEvent,
+        SinkFailing,
+    )
     from participant.failure import Backoff, DeadLetter, DeadLettered, Retry, Stop, Stopped
     from participant.runtime.participant import Participant
     from participant.state import keyed, value
@@ -31,10 +41,13 @@ __all__ = [
     "EpochPartFailed",
     "Lost",
     "Member",
+    "OutputDiverged",
+    "OutputRefused",
     "Participant",
     "ParticipantConfig",
     "ParticipantEvent",
     "Retry",
+    "SinkFailing",
     "Stop",
     "Stopped",
     "handler",
@@ -51,7 +64,17 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
             "codec": ("message",),
             "config": ("ParticipantConfig",),
             "context": ("Context",),
-            "events": ("EpochAborted", "EpochCommitted", "EpochPartFailed", "Lost", "Member", "ParticipantEvent"),
+            "events": (
+                "EpochAborted",
+                "EpochCommitted",
+                "EpochPartFailed",
+                "Lost",
+                "Member",
+                "OutputDiverged",
+                "OutputRefused",
+                "ParticipantEvent",
+                "SinkFailing",
+            ),
             "failure": ("Backoff", "DeadLetter", "DeadLettered", "Retry", "Stop", "Stopped"),
             "runtime.participant": ("Participant",),
             "state": ("keyed", "value"),

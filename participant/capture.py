@@ -22,6 +22,8 @@ from __future__ import annotations
 from heapq import heappop
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import msgspec
+
 from participant.forms import container_header
 from participant.packing import Chunk, ChunkWriter, Pack
 from participant.schema import ENCODER
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from participant.host import AgentHost
     from participant.machine_events import RecordedChannel
     from participant.state import CutClock
+    from protocol.outputs import Output
 
 PARTS_PER_STEP: Final = 512
 """Messages of a mailbox, or timers, between two yields: some 0.3 ms."""
@@ -52,6 +55,7 @@ class FrozenAgent(NamedTuple):
     timers: tuple[tuple[int, int, Any, bytes], ...]
     running: bool
     dead: bool
+    outputs: tuple[Output, ...] = ()
 
 
 _IDLE: Final = FrozenAgent((), (), running=False, dead=False)
@@ -77,7 +81,15 @@ class Capturer:
         """The cut of the newest committed epoch, 0: none."""
         self._frozen: dict[int, Frozen] = {}
 
-    def freeze(self, epoch: int, hosts: Iterable[AgentHost], *, unrouted: Sequence[bytes] = (), now: int) -> Frozen:
+    def freeze(
+        self,
+        epoch: int,
+        hosts: Iterable[AgentHost],
+        *,
+        unrouted: Sequence[bytes] = (),
+        now: int,
+        input_position: int = 0,
+    ) -> Frozen:
         """Take the cut. Nothing may run between the marker rule's decision and this.
 
         Args:
@@ -85,11 +97,13 @@ class Capturer:
             hosts: All agents of the participant.
             unrouted: Encoded envelopes to agents that nobody hosts.
             now: Driver time, nanoseconds; timers are saved relative to it.
+            input_position: Newest entry of the participant's input log that has been taken in.
         """
         if epoch in self._frozen:
             raise LocalProtocolError(f"epoch {epoch} was frozen before")
         generation = self._clock.cut()
         frozen = Frozen(self, epoch, generation, self._since, self._saved, list(hosts), tuple(unrouted), now)
+        frozen.input_position = input_position
         self._frozen[epoch] = frozen
         self._mark()
         return frozen
@@ -161,20 +175,30 @@ class Frozen:
         """Uncompressed bytes of the agents' part, known after `channel_slices`."""
         self.new_bytes = 0
         """Bytes of the packs made for it."""
+        self.input_position = 0
+        """Of the participant's input log, at the cut."""
         self._capturer = capturer
         self._before = before
         self._hosts = hosts
         self._busy = {
-            host.id: FrozenAgent(tuple(host.mailbox), tuple(host.timers), host.turn is not None, host.dead)
+            host.id: FrozenAgent(
+                tuple(host.mailbox),
+                tuple(host.timers),
+                host.turn is not None,
+                host.dead,
+                tuple(host.outputs.values()),
+            )
             for host in hosts
-            if host.mailbox or host.timers or host.dead  # a running turn's message is in the mailbox
+            # A running turn's message is in the mailbox.
+            if host.mailbox or host.timers or host.dead or host.outputs
         }
         self._snapshots: list[AgentSnapshot] = []
         self._unrouted = unrouted
         self._unrouted_chunks: tuple[Chunk, ...] = ()
         self._now = now
         self._writer = ChunkWriter()
-        self._mailboxes: dict[str, tuple[tuple[Chunk, ...], tuple[Chunk, ...]]] = {}
+        self._mailboxes: dict[str, tuple[tuple[Chunk, ...], tuple[Chunk, ...], tuple[Chunk, ...]]] = {}
+        """Mailbox, timers, outputs."""
         self._channels: dict[str, tuple[Chunk, ...]] = {}
 
     def slices(self) -> Generator[Pack | None, None, None]:
@@ -256,6 +280,7 @@ class Frozen:
             outgoing=tuple(sorted(outgoing, key=lambda cut: cut.target)),
             incoming=incoming,
             state_bytes=self.state_bytes,
+            input_position=self.input_position or msgspec.UNSET,
             build=build,
         )
 
@@ -289,7 +314,9 @@ class Frozen:
             waiting = (data for _, data in agent.mailbox)
             mailbox = yield from self._steps(_array(waiting, self._writer, len(agent.mailbox)))
             timers = yield from self._steps(_array(self._timers(agent), self._writer, len(agent.timers)))
-            self._mailboxes[host.id] = (mailbox, timers)
+            held = map(ENCODER.encode, agent.outputs)
+            outputs = yield from self._steps(_array(held, self._writer, len(agent.outputs)))
+            self._mailboxes[host.id] = (mailbox, timers, outputs)
         return worked
 
     def _timers(self, agent: FrozenAgent) -> Iterator[bytes]:
@@ -318,7 +345,7 @@ class Frozen:
 
     def _agent_snapshot(self, host: AgentHost) -> Generator[None, None, AgentSnapshot]:
         agent = self._busy.get(host.id, _IDLE)
-        mailbox, timers = self._mailboxes.get(host.id, ((), ()))
+        mailbox, timers, outputs = self._mailboxes.get(host.id, ((), (), ()))
         fields = []
         for name, saved in self.saved[host.id].cells.items():
             cell = host.state.cells[name]
@@ -349,6 +376,8 @@ class Frozen:
             timers=self._refs(timers),
             timers_count=len(agent.timers),
             dead=agent.dead,
+            outputs=self._refs(outputs),
+            outputs_count=len(agent.outputs),
         )
 
     def _many_refs(self, chunks: Sequence[Chunk]) -> Generator[None, None, tuple[ChunkRef, ...]]:

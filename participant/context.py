@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 from blake3 import blake3
 
-from protocol.errors import LimitExceeded, LocalProtocolError
+from participant.codec import is_message_type
+from participant.schema import Schema
+from protocol.errors import ConfigError, LimitExceeded, LocalProtocolError, Overloaded, Unsavable
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, MessageId, agent_id
 from protocol.limits import MESSAGE_BYTES_MAX
 from protocol.messages import Envelope
+from protocol.outputs import output_id
 
 if TYPE_CHECKING:
+    from collections.abc import Container
+
     from participant.codec import MessageRegistry
 
 NS_PER_SECOND: Final = 1_000_000_000
@@ -23,6 +28,8 @@ SENDS_MAX: Final = 100_000
 TARGETS_REMEMBERED_MAX: Final = 4_096
 REQUESTS_MAX: Final = 16
 REASON_LENGTH_MAX: Final = 200
+OUTPUTS_MAX: Final = 100_000
+"""Outputs of one turn, as for messages."""
 
 encode_envelope = msgspec.msgpack.Encoder().encode
 
@@ -45,6 +52,36 @@ def child_id_with(hasher: blake3, parent: bytes, agent: bytes, ordinal: int) -> 
     return MessageId(hasher.digest(length=MESSAGE_ID_BYTES))
 
 
+_PLAIN: Final = Schema(Any)
+
+
+_schemas: Final[dict[type, Schema]] = {}
+_SCHEMAS_MAX: Final = 256
+
+
+def encode_payload(payload: object, agent: str = "") -> bytes:
+    """An output's payload as msgpack.
+
+    Raises:
+        Unsavable: A part of it cannot be saved.
+    """
+    schema = _PLAIN
+    if is_message_type(type(payload)):
+        schema = _schemas.get(type(payload)) or _schema_of(type(payload), agent)
+    return schema.save(payload, agent, "output")[0]
+
+
+def _schema_of(cls: type, agent: str) -> Schema:
+    try:
+        schema = Schema(cls)
+    except TypeError as error:
+        raise Unsavable(agent, "output", cls.__qualname__, str(error)) from None
+    if len(_schemas) >= _SCHEMAS_MAX:
+        _schemas.clear()
+    _schemas[cls] = schema
+    return schema
+
+
 def too_long(name: str, size: int) -> LimitExceeded:
     """The error of a message that no channel carries; what counts is its envelope, ids and all."""
     return LimitExceeded(
@@ -60,12 +97,36 @@ class ContextHost(Protocol):
     id_bytes: bytes
     registry: MessageRegistry
     targets: dict[str, AgentId]
+    sinks: Container[str]
+    """Names of the sinks that the participant has."""
+    emits_refused: str
+    """Why nothing can be emitted now; "": it can."""
+
+
+class SinkName(Protocol):
+    """A sink, as far as an agent is concerned."""
+
+    @property
+    def name(self) -> str:
+        """Unique in the cluster."""
+        ...
 
 
 class Context:
     """One turn's context; of no use after it."""
 
-    __slots__ = ("_host", "_ordinal", "_requests", "_timers", "attempt", "closed", "message_id", "sends", "source")
+    __slots__ = (
+        "_host",
+        "_ordinal",
+        "_outputs",
+        "_requests",
+        "_timers",
+        "attempt",
+        "closed",
+        "message_id",
+        "sends",
+        "source",
+    )
 
     # Positional, and lists that most turns do not need are made late: one context is made per message.
     def __init__(self, host: ContextHost, message_id: bytes, source: AgentId, attempt: int) -> None:
@@ -81,6 +142,7 @@ class Context:
         self.closed = False
         self._timers: list[tuple[int, Envelope, bytes]] | None = None
         self._requests: list[str] | None = None
+        self._outputs: list[tuple[bytes, str, bytes]] | None = None
         self._ordinal = 0
 
     @property
@@ -92,6 +154,11 @@ class Context:
     def timers(self) -> list[tuple[int, Envelope, bytes]] | tuple[()]:
         """Delay in nanoseconds, and what then goes into this agent's own mailbox."""
         return self._timers or ()
+
+    @property
+    def outputs(self) -> list[tuple[bytes, str, bytes]] | tuple[()]:
+        """Id, sink and encoded payload of each output, in order."""
+        return self._outputs or ()
 
     @property
     def epoch_requests(self) -> list[str] | tuple[()]:
@@ -140,6 +207,42 @@ class Context:
         if self._timers is None:
             self._timers = []
         self._timers.append((round(seconds * NS_PER_SECOND), envelope, data))
+
+    def emit(self, sink: SinkName | str, payload: object) -> None:
+        """Give something to the world outside: it reaches the sink once, when it cannot be rolled back any more.
+
+        The output is part of the turn: it is dropped if the turn raises. It is held until the epoch that contains this
+        turn is committed (with turn durability: until the turn is logged), through crashes and rollbacks. What reaches one
+        sink from one agent does so in the order in which it was emitted.
+
+        Args:
+            sink: One of the participant's sinks, or its name.
+            payload: Plain data (None, bool, int, float, str, bytes, list, dict), or an instance of a dataclass, msgspec Struct
+                or pydantic model, which becomes a map. It is encoded now.
+
+        Raises:
+            ConfigError: The participant has no such sink.
+            Unsavable: A part of the payload cannot be saved.
+            LimitExceeded: Too long, or too many in one turn.
+            Overloaded: Too many outputs wait already, since no epoch commits or a sink takes none. Let it fail the turn: its
+                message comes again by the agent's failure policy.
+        """
+        self._check_open()
+        host = self._host
+        name = sink if isinstance(sink, str) else sink.name
+        if name not in host.sinks:
+            raise ConfigError("sinks", f"agent {host.id} emits to {name[:80]!a}, and its participant has no such sink")
+        if host.emits_refused:
+            raise Overloaded(f"agent {host.id} cannot emit to {name!r} now: {host.emits_refused}")
+        data = encode_payload(payload, host.id)
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise LimitExceeded(f"output of {len(data)} bytes to {name!r}; at most {MESSAGE_BYTES_MAX} are emitted")
+        if self._outputs is None:
+            self._outputs = []
+        ordinal = len(self._outputs)
+        if ordinal >= OUTPUTS_MAX:
+            raise LimitExceeded(f"agent {host.id}: more than {OUTPUTS_MAX} outputs in one turn")
+        self._outputs.append((output_id(self.message_id, host.id_bytes, ordinal), name, data))
 
     def request_epoch(self, reason: str) -> None:
         """Ask the coordinators for an epoch once this turn has committed."""

@@ -6,9 +6,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from participant.failure import DeadLettered, Stopped
+
+if TYPE_CHECKING:
+    from protocol.outputs import Output
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +59,38 @@ class EpochPartFailed:
     """A sentence with agent, key path, type or errno."""
 
 
-ParticipantEvent: TypeAlias = Member | Lost | EpochCommitted | EpochAborted | EpochPartFailed | DeadLettered | Stopped
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkFailing:
+    """A sink takes nothing at the moment; what was emitted to it waits, and is tried again for ever."""
+
+    sink: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRefused:
+    """A sink will never take this output; it was put aside."""
+
+    output: Output
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputDiverged:
+    """Work that was done again emitted something else at the same position. What the sink took first stands."""
+
+    output: Output
+
+
+ParticipantEvent: TypeAlias = (
+    Member
+    | Lost
+    | EpochCommitted
+    | EpochAborted
+    | EpochPartFailed
+    | DeadLettered
+    | Stopped
+    | SinkFailing
+    | OutputRefused
+    | OutputDiverged
+)

@@ -33,12 +33,13 @@ from protocol.ids import MESSAGE_ID_BYTES, AgentId
 from protocol.messages import Envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 
     from participant.agent import Agent
     from participant.codec import MessageRegistry
     from participant.serializers import PickleAllowed
     from participant.state import CutClock
+    from protocol.outputs import Output
 
 START_TYPE: Final = "cleancut.start"
 """Registered name of the message that has `Agent.on_start` called."""
@@ -67,6 +68,8 @@ class TurnResult(NamedTuple):
     """Instant of the agent's earliest timer if the turn set one, else None."""
     epoch_requests: Sequence[str]
     """Reasons why the agent wants an epoch."""
+    outputs: Sequence[tuple[bytes, str, bytes]] = ()
+    """Id, sink and encoded payload of each, in order."""
 
 
 class SavedField(NamedTuple):
@@ -155,7 +158,7 @@ class Turn:
             for delay, envelope, data in context.timers:
                 host.set_timer(now + delay, envelope, data)
             due = host.timers[0][0]
-        return TurnResult(context.sends, due, context.epoch_requests)
+        return TurnResult(context.sends, due, context.epoch_requests, context.outputs)
 
     def rollback(self, error: BaseException, now: int) -> FailureOutcome:
         """Undo the turn; the failure policy says what becomes of its message.
@@ -222,10 +225,13 @@ class AgentHost:
         "agent",
         "attempts",
         "dead",
+        "emits_refused",
         "id",
         "id_bytes",
         "mailbox",
+        "outputs",
         "registry",
+        "sinks",
         "state",
         "targets",
         "timers",
@@ -258,6 +264,12 @@ class AgentHost:
         """Committed turns."""
         self.registry = registry
         self.id_bytes = self.id.encode()
+        self.outputs: dict[int, Output] = {}
+        """Outputs that are not known to have reached their sink, by the number that the outbox gave them, ascending."""
+        self.sinks: Container[str] = ()
+        """Names of the participant's sinks."""
+        self.emits_refused = ""
+        """Why nothing can be emitted now; "": it can."""
         self.targets: dict[str, AgentId] = {}
         """Agent ids that were sent to and found legal."""
         self._timer_ordinal = 0
@@ -337,6 +349,7 @@ class AgentHost:
         *,
         mailbox: Iterable[bytes] = (),
         timers: Iterable[tuple[int, bytes]] = (),
+        outputs: Iterable[Output] = (),
         dead: bool = False,
         now: int = 0,
         allowed: PickleAllowed | None = None,
@@ -347,6 +360,8 @@ class AgentHost:
             fields: By name.
             mailbox: Encoded envelopes, next to handle first.
             timers: Nanoseconds that were left at the cut, and the encoded envelope.
+            outputs: Held at the cut, in order; whoever restores hands them to the participant's outbox, which numbers them
+                anew.
             dead: It had been stopped by its failure policy.
             now: Driver time from which timers run on.
             allowed: The right to unpickle, where a field was saved with cloudpickle.
@@ -380,6 +395,7 @@ class AgentHost:
         self.timers = []
         for left, data in timers:
             self.set_timer(now + left, decode_envelope(data), data)
+        self.outputs = dict(enumerate(outputs))
         self.dead = dead
         self.attempts = 0
         self.wait_until = 0

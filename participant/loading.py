@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from participant.host import SavedField
+from protocol.contents import decode_outputs
 from protocol.errors import ObjectCorrupt
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def load_agent(
     }
     mailbox = split_envelopes(read(snapshot.mailbox), f"mailbox of {snapshot.id}")
     timers = split_timers(read(snapshot.timers), f"timers of {snapshot.id}")
-    host.load(fields, mailbox=mailbox, timers=timers, dead=snapshot.dead, now=now, allowed=allowed)
+    outputs = decode_outputs(read(snapshot.outputs), f"outputs of {snapshot.id}")
+    host.load(fields, mailbox=mailbox, timers=timers, outputs=outputs, dead=snapshot.dead, now=now, allowed=allowed)
 
 
 def split_envelopes(data: bytes, name: str) -> list[bytes]:

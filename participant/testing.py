@@ -30,6 +30,7 @@ from participant.host import START_TYPE
 from participant.runtime.conductor import Conductor, LocalControl
 from participant.runtime.participant import Participant
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
+from protocol.contents import decode_value
 from protocol.errors import ConfigError, LimitExceeded, UnknownAgent
 from protocol.ids import Instant, cluster_name
 from protocol.keys import ClusterKeys
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from participant.events import ParticipantEvent
     from participant.failure import DeadLettered
     from participant.runtime.transports.memory import Faults
+    from participant.sinks.base import Sink
     from protocol.manifest import Manifest
     from protocol.messages import Envelope
     from protocol.ports import ObjectStore
@@ -140,6 +142,12 @@ class EpochView:
         """Seconds left at the cut, and the message that comes then."""
         return [(left / _NS_PER_SECOND, self._decoded([envelope])[0]) for left, envelope in self._reader.timers(agent)]
 
+    def outputs(self, agent: str) -> list[tuple[str, Any]]:
+        """Sink and payload of what the agent had emitted and no sink had taken, in order."""
+        return [
+            (output.sink, decode_value(output.payload, f"output of {agent}")) for output in self._reader.outputs(agent)
+        ]
+
     def in_flight(self) -> list[Any]:
         """Messages on all channels, and those that wait for an agent that nobody hosts."""
         found = [
@@ -184,6 +192,7 @@ class Cluster:
     Args:
         agents: One participant for each agent, or for each list of agents. Participants are called ``p1``, ``p2`` and so on.
         messages: Types that no handler takes, but that agents send or a test looks at.
+        sinks: Where agents emit to; `participant.sinks.MemorySink` is one for tests. Shared by all participants.
         faults: What happens to frames on the network: see `participant.runtime.transports.memory`.
         store: Default: one in memory, gone with the cluster.
     """
@@ -192,6 +201,7 @@ class Cluster:
         self,
         *agents: Agent | Sequence[Agent],
         messages: Iterable[type] = (),
+        sinks: Iterable[Sink] = (),
         faults: Faults | None = None,
         store: ObjectStore | None = None,
     ) -> None:
@@ -199,6 +209,7 @@ class Cluster:
             raise ConfigError("agents", "a cluster has at least one agent")
         self._groups = [(group,) if isinstance(group, Agent) else tuple(group) for group in agents]
         self._messages = tuple(messages)
+        self._sinks = tuple(sinks)
         self._name = cluster_name("test")
         self.clock = ManualClock()
         self.hub = MemoryHub(faults=faults)
@@ -221,6 +232,7 @@ class Cluster:
                 store=self.store,
                 secret=SECRET,
                 messages=self._registry.types(),
+                sinks=self._sinks,
                 allow_cloudpickle=True,
                 control=LocalControl(self.conductor),
                 wire=MemoryTransport(name, self.hub),

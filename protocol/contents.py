@@ -17,6 +17,7 @@ from protocol.ids import MESSAGE_ID_BYTES, agent_id
 from protocol.items import KIND_MESSAGE, item_kind, message_payload, split_items
 from protocol.limits import MESSAGE_BYTES_MAX, NESTING_MAX
 from protocol.messages import Envelope
+from protocol.outputs import Output
 
 _T = TypeVar("_T")
 
@@ -25,6 +26,7 @@ _pairs: Final = msgspec.msgpack.Decoder(list[tuple[Any, Any]])
 _keys: Final = msgspec.msgpack.Decoder(list[Any])
 _raws: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _timers: Final = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_outputs: Final = msgspec.msgpack.Decoder(list[Output])
 _envelope: Final = msgspec.msgpack.Decoder(Envelope)
 _bytes: Final = msgspec.msgpack.Decoder(bytes)
 _BIN_HEADERS: Final = frozenset({0xC4, 0xC5, 0xC6})
@@ -73,6 +75,21 @@ def decode_timers(data: bytes, name: str) -> list[tuple[int, Envelope]]:
     if not data:
         return []
     return [(left, decode_envelope(_unwrapped(raw, name), name)) for left, raw in _decode(_timers, data, name)]
+
+
+def decode_outputs(data: bytes, name: str) -> list[Output]:
+    """Outputs that were held, in order; none for no bytes."""
+    if not data:
+        return []
+    found = _decode(_outputs, data, name)
+    for output in found:
+        if len(output.id) != MESSAGE_ID_BYTES:
+            raise ObjectCorrupt("get", name, f"an output id of {len(output.id)} bytes, not {MESSAGE_ID_BYTES}")
+        try:
+            agent_id(output.agent)
+        except IllegalName as error:
+            raise ObjectCorrupt("get", name, f"output {output.id.hex()}: {error}") from None
+    return found
 
 
 def decode_channel(data: bytes, count: int, name: str) -> list[bytes]:

@@ -170,6 +170,7 @@ def chunk_refs(snapshot: LocalSnapshot) -> Iterator[ChunkRef]:
             yield from field.removed
         yield from agent.mailbox
         yield from agent.timers
+        yield from agent.outputs
     yield from snapshot.unrouted
     for incoming in snapshot.incoming:
         yield from incoming.chunks

@@ -78,6 +78,10 @@ class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     timers_count: Count = 0
     dead: bool = False
     """Stopped by its failure policy."""
+    outputs: tuple[ChunkRef, ...] = ()
+    """Chunks that joined are one msgpack array of encoded `Output`s (`protocol.outputs`), in order of emission: emitted
+    before the cut, and not known by then to have reached their sink."""
+    outputs_count: Count = 0
 
 
 class OutgoingCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +134,9 @@ class LocalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     incoming: tuple[IncomingCut, ...]
     """Sorted by source."""
     state_bytes: Count = 0
+    input_position: Number | msgspec.UnsetType = msgspec.UNSET
+    """Of the participant's input log: everything up to it had been taken in before the cut, nothing behind it. Unset (which
+    is false): nothing had been; then it takes no bytes."""
     build: Text = ""
 
 

@@ -18,6 +18,7 @@ from protocol.contents import (
     decode_channel,
     decode_keys,
     decode_mailbox,
+    decode_outputs,
     decode_segment,
     decode_timers,
     decode_value,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from protocol.manifest import AgentSnapshot, ChunkRef, FieldRef, LocalSnapshot, Manifest
     from protocol.messages import Envelope
+    from protocol.outputs import Output
     from protocol.ports import ObjectStore
 
 _INTEGER_MAX: Final = 2**53
@@ -154,6 +156,10 @@ class EpochReader:
         """The agent's timers: nanoseconds after the cut, and the message that comes then."""
         return decode_timers(self._join(self.agent_snapshot(agent).timers), f"timers of {agent}")
 
+    def outputs(self, agent: str) -> list[Output]:
+        """Outputs of the agent that were held at the cut, in order of emission."""
+        return decode_outputs(self._join(self.agent_snapshot(agent).outputs), f"outputs of {agent}")
+
     def unrouted(self, participant: str) -> list[Envelope]:
         """Messages that a participant held for agents that nobody hosted yet."""
         return decode_mailbox(self._join(self.snapshot(participant).unrouted), f"unrouted messages of {participant}")
@@ -165,6 +171,10 @@ class EpochReader:
                 name = f"channel {source}->{target}"
                 return messages_of(decode_channel(self._join(incoming.chunks), incoming.items, name), name)
         raise UnknownAgent(f"epoch {self._manifest.epoch} has no channel {ascii(f'{source}->{target}')[:300]}")
+
+    def read(self, refs: Iterable[ChunkRef]) -> bytes:
+        """Verified bytes of chunks that the epoch names, joined."""
+        return self._join(refs)
 
     def document(self, agent: str) -> dict[str, Any]:
         """An agent as a JSON document: state, mailbox and timers, with bytes and other values in the forms of `shown`."""
@@ -179,6 +189,7 @@ class EpochReader:
             "fields": {name: shown(value) for name, value in state.fields.items()},
             "mailbox": [shown_message(envelope) for envelope in self.mailbox(agent)],
             "timers": [{"in_ns": left, **shown_message(envelope)} for left, envelope in self.timers(agent)],
+            "outputs": [shown_output(output) for output in self.outputs(agent)],
         }
 
     def _field(self, agent: str, field: FieldRef) -> Any:  # noqa: ANN401 - any value
@@ -218,6 +229,15 @@ def shown_message(envelope: Envelope) -> dict[str, Any]:
         "version": envelope.version,
         "body": body,
     }
+
+
+def shown_output(output: Output) -> dict[str, Any]:
+    """A held output as a JSON document."""
+    try:
+        payload = shown(decode_value(output.payload, "output"))
+    except ObjectCorrupt:
+        payload = shown(output.payload)
+    return {"id": output.id.hex(), "sink": output.sink, "payload": payload}
 
 
 def shown(value: Any, depth: int = 0) -> Any:  # noqa: ANN401 - any value to any JSON value

@@ -57,7 +57,7 @@ class ContentVerifier:
         references = {ref for snapshot in snapshots.values() for ref in chunk_refs(snapshot)}
         into.count("chunks", len(references))
         into.count("bytes", sum(ref.bytes for ref in references))
-        for name in ("items_in_flight", "messages_in_flight", "messages_in_mailboxes", "timers"):
+        for name in ("items_in_flight", "messages_in_flight", "messages_in_mailboxes", "timers", "outputs"):
             into.count(name)
         for participant, snapshot in snapshots.items():
             check = _Check(self, participant, into)
@@ -128,6 +128,13 @@ class _Check:
             if timers is not None:
                 self._into.count("timers", len(timers))
                 self._compare(place, agent.timers_count, len(timers))
+        place = f"outputs of {agent.id}"
+        data = self._join(agent.outputs, place)
+        if data is not None:
+            outputs = self._decoded(partial(contents.decode_outputs, data, place))
+            if outputs is not None:
+                self._into.count("outputs", len(outputs))
+                self._compare(place, agent.outputs_count, len(outputs))
         for field in agent.fields:
             self._field(agent, field)
 

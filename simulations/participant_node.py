@@ -167,6 +167,10 @@ class ParticipantLife(Process):
         """An agent asks for an epoch."""
         self.step(EpochWanted(reason=reason))
 
+    def outputs_emitted(self, host: AgentHost, outputs: Sequence[tuple[bytes, str, bytes]]) -> None:
+        """A turn emitted something."""
+        raise AssertionError(f"{host.id} emits, and simulated participants have no sinks")
+
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
         """A message was put aside, or an agent stopped."""
         self.cluster.workload.put_aside(self, outcome)

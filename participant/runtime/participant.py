@@ -22,7 +22,16 @@ from participant.agent import Agent
 from participant.codec import MessageRegistry
 from participant.config import ParticipantConfig, check_interpreter
 from participant.context import encode_envelope, too_long
-from participant.events import EpochAborted, EpochCommitted, EpochPartFailed, Lost, Member
+from participant.events import (
+    EpochAborted,
+    EpochCommitted,
+    EpochPartFailed,
+    Lost,
+    Member,
+    OutputDiverged,
+    OutputRefused,
+    SinkFailing,
+)
 from participant.failure import DeadLettered, DeadLetters, Stopped
 from participant.host import AgentHost
 from participant.machine import ParticipantMachine
@@ -54,6 +63,7 @@ from participant.machine_events import (
 )
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.control import Control, ControlClient
+from participant.runtime.outlet import Outlet
 from participant.runtime.pump import Pump
 from participant.runtime.tasks import TaskSet
 from participant.runtime.uploader import Uploader
@@ -74,7 +84,9 @@ if TYPE_CHECKING:
     from participant.events import ParticipantEvent
     from participant.machine_events import Delivery, Effect, Event
     from participant.runtime.clock import Cancellable
+    from participant.sinks.base import Sink
     from protocol.messages import ToParticipant
+    from protocol.outputs import Output
     from protocol.ports import ObjectStore, Transport
 
 log = logging.getLogger("cleancut.participant")
@@ -98,6 +110,7 @@ class Participant:
         agents: Hosted here; their ids are unique in the cluster.
         id: As `ParticipantConfig.id`; the other settings likewise.
         messages: Types that no handler here takes, but that agents here send.
+        sinks: Where agents here emit to (`Context.emit`); all participants of the cluster that emit to one name the same sink.
         control: In place of a connection to `coordinators`; for tests.
         wire: In place of the transport that `transport` names; for tests.
         clock: In place of the loop's time; for tests.
@@ -118,6 +131,7 @@ class Participant:
         secret_file: str | None = None,
         secret: bytes | None = None,
         messages: Iterable[type] = (),
+        sinks: Iterable[Sink] = (),
         control: Control | None = None,
         wire: Transport | None = None,
         clock: Clock | None = None,
@@ -142,6 +156,7 @@ class Participant:
         self.id: ParticipantId = self.config.participant_id
         self._agents = agents
         self._messages = tuple(messages)
+        self._sinks = tuple(sinks)
         self._given_control = control
         self._given_wire = wire
         self._given_clock = clock
@@ -153,6 +168,7 @@ class Participant:
         self._member = asyncio.Event()
         self._idle_news = asyncio.Event()
         self._idle_news.set()
+        self._outputs_news = asyncio.Event()
         self._boot_id = secrets.token_hex(16)
         self._ingested = 0
         self._listeners: list[_Listener] = []
@@ -219,6 +235,17 @@ class Participant:
             tls=None if config.ca_file is None else trust("ca_file", config.ca_file),
         )
         self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks)
+        self._outlet = Outlet(
+            self._sinks,
+            self._hosts,
+            cluster=config.cluster,
+            participant=self.id,
+            durability="epoch",
+            clock=self._clock,
+            tasks=self._tasks,
+            sink=self,
+            changed=self._outputs_news.set,
+        )
         self._uploader = Uploader(
             hosts=self._hosts,
             cut_clock=self._cut_clock,
@@ -344,6 +371,7 @@ class Participant:
         async with asyncio.timeout(timeout):
             if drain:
                 await self.wait_idle()
+                await self._wait_outputs()
             self._step(LeaveRequested())
             await self._wait_first(self._ended)
 
@@ -365,7 +393,7 @@ class Participant:
     @property
     def busy(self) -> bool:
         """Whether a turn runs or can begin, or something waits to be sent in this turn of the loop."""
-        return self._tick_due or self._pump.busy
+        return self._tick_due or self._pump.busy or self._outlet.delivering
 
     @property
     def outgoing_bytes(self) -> int:
@@ -383,6 +411,7 @@ class Participant:
             **self._counts,
             **self._machine.statistics(),
             **self._uploader.statistics(),
+            **self._outlet.statistics(),
             "turns": self._pump.turns,
             "turns_failed": self._pump.turns_failed,
             "mailbox_bytes": self._pump.mailbox_bytes,
@@ -396,6 +425,16 @@ class Participant:
             if statistics is not None:
                 found.update({f"{prefix}_{name}": value for name, value in statistics().items()})
         return found
+
+    async def _wait_outputs(self) -> None:
+        """Until all that was emitted here has reached its sinks: an epoch releases it."""
+        asked = False
+        while self._outlet.waiting and not self._ended.is_set():
+            if not asked and self._member.is_set():
+                asked = True
+                self.epoch_wanted(f"{self.id} leaves, and {self._outlet.waiting} outputs are to be released")
+            self._outputs_news.clear()
+            await self._outputs_news.wait()
 
     # --- machine and loop ---------------------------------------------------------------------------------------------
 
@@ -458,6 +497,10 @@ class Participant:
         """From the pump: an agent asks for an epoch."""
         self._step(EpochWanted(reason=reason))
 
+    def outputs_emitted(self, host: AgentHost, outputs: Sequence[tuple[bytes, str, bytes]]) -> None:
+        """From the pump: a turn that committed just now emitted these."""
+        self._outlet.emitted(host, outputs)
+
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
         """From the pump: a message was put aside, or an agent stopped."""
         if isinstance(outcome, DeadLettered):
@@ -466,6 +509,24 @@ class Participant:
         else:
             log.error("agent %s has stopped: %s", outcome.agent, outcome.reason)
         self._tell(outcome)
+
+    # --- from the outlet ----------------------------------------------------------------------------------------------
+
+    def output_refused(self, output: Output, reason: str) -> None:
+        """From the outlet: a sink will never take this output."""
+        self._tell(OutputRefused(output=output, reason=reason))
+
+    def output_diverged(self, output: Output) -> None:
+        """From the outlet: a sink has another payload under an output's token."""
+        self._tell(OutputDiverged(output=output))
+
+    def sink_failing(self, sink: str, reason: str) -> None:
+        """From the outlet: a sink takes nothing at the moment."""
+        self._tell(SinkFailing(sink=sink, reason=reason))
+
+    def sink_fenced(self, reason: str) -> None:
+        """From the outlet: this process is a zombie."""
+        self._end(FencedError(reason))
 
     # --- from the transport -------------------------------------------------------------------------------------------
 
@@ -594,6 +655,7 @@ class Participant:
     def _record_local(self, effect: RecordLocal) -> None:
         began = self._clock.now()
         self._uploader.freeze(effect, began)
+        self._outlet.cut(effect.epoch)
         self.record_ns_max = max(self.record_ns_max, self._clock.now() - began)
 
     def _channels_recorded(self, effect: ChannelsRecorded) -> None:
@@ -601,9 +663,11 @@ class Participant:
 
     def _drop_local(self, effect: DropLocal) -> None:
         self._uploader.drop(effect.epoch)
+        self._outlet.dropped(effect.epoch)
 
     def _keep_local(self, effect: KeepLocal) -> None:
         self._uploader.keep(effect.epoch)
+        self._outlet.committed(effect.epoch)
 
     def _announce_epoch(self, effect: AnnounceEpoch) -> None:
         if effect.committed:
@@ -626,6 +690,7 @@ class Participant:
             for host in self._hosts:
                 host.start_fresh(self.config.cluster)
             self._pump.start()
+        self._outlet.enter(self._machine.incarnation, self._machine.session)
         self._tell(
             Member(session=self._machine.session, topology=topology.version, participants=topology.participants())
         )
@@ -658,8 +723,10 @@ class Participant:
             self._closed = True
             self._pump.close()
             self._uploader.close()
+            self._outlet.stop()
         self._ended.set()
         self._idle_news.set()
+        self._outputs_news.set()
         for listener in self._listeners:
             listener.news.set()
 
@@ -676,6 +743,7 @@ class Participant:
         await self._wire.close()
         await self._tasks.close()
         self._uploader.close()
+        await self._outlet.close()
 
     async def _wait_first(self, wanted: asyncio.Event) -> None:
         """Until `wanted`, or the end."""

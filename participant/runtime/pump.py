@@ -31,7 +31,7 @@ from participant.state import TURN_CONTEXT
 from protocol.limits import TURN_SLICE_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Coroutine, Iterable, Sequence
 
     from participant.host import AgentHost, Turn, TurnResult
     from participant.machine_events import Delivery
@@ -54,6 +54,10 @@ class PumpSink(Protocol):
 
     def epoch_wanted(self, reason: str) -> None:
         """An agent asks for an epoch."""
+        ...
+
+    def outputs_emitted(self, host: AgentHost, outputs: Sequence[tuple[bytes, str, bytes]]) -> None:
+        """A turn that committed just now emitted these."""
         ...
 
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
@@ -241,9 +245,11 @@ class Pump:
         return True
 
     def _committed(self, runner: _Runner, result: TurnResult) -> None:
-        sends, due, requests = result
+        sends, due, requests, outputs = result
         if sends:
             self._sends += sends
+        if outputs:
+            self._sink.outputs_emitted(runner.host, outputs)
         if due is not None:
             self._note_wake(runner)
         for reason in requests:

@@ -78,6 +78,7 @@ def test_a_sound_epoch_is_sound_and_everything_was_looked_at(kind, tmp_path):
         "messages_in_flight": 2,
         "messages_in_mailboxes": 2,
         "timers": 1,
+        "outputs": 0,
     }
 
 

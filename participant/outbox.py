@@ -1,0 +1,515 @@
+"""The outbox of one participant: outputs from the turn that emitted them to the sink that took them. Pure.
+
+Theory of operation:
+    * Outputs are numbered in the order in which their turns committed. An output is *held* until it cannot be rolled back
+      any more, then *released*, *delivered* to its sink, *acknowledged* by it.
+    * When that is depends on the cluster's durability. `epoch`: at a cut the newest number is noted; when that epoch is
+      committed, everything up to it is released (RELIABILITY.md I30). `turn`: everything up to a turn is released once the
+      turn is in the write-ahead log.
+    * A local snapshot holds what was not acknowledged at its cut. After a restore all of it is released at once: the epoch
+      that it comes from is committed. So an output may be delivered twice, and its sink drops the second by its token.
+    * What is acknowledged is forgotten here. No epoch needs it: one that was cut before holds it itself, one that is cut
+      afterwards has the turn that emitted it in its past, and a restore from it emits nothing again.
+    * Each sink has its own queue, in order, with one batch on its way at a time. A sink that fails holds up nobody else; it is
+      tried again with doubling pauses, for ever. An output that its sink refuses for good is put aside and said so.
+    * A sink that answers that we are fenced ends it all: this process is a zombie, and nothing more leaves.
+
+What it does not know: sinks, agents' state, logs, clocks.
+
+Sources: DESIGN.md section 6; RELIABILITY.md I22, I29, I30.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, assert_never
+
+from protocol.limits import KIB, MIB
+from protocol.outputs import Output
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from protocol.ids import AgentId, Epoch, Instant
+
+Durability = Literal["epoch", "turn"]
+
+BATCH_OUTPUTS_MAX: Final = 256
+"""Outputs of one delivery: one fsync or one request's worth."""
+BATCH_BYTES_MAX: Final = 1 * MIB
+RETRY_NS: Final = 100_000_000
+RETRY_NS_MAX: Final = 30_000_000_000
+OUTBOX_BYTES_MAX: Final = 64 * MIB
+"""Payloads that wait here past which agents cannot emit."""
+OUTBOX_WANTS_EPOCH_BYTES: Final = 16 * MIB
+"""Held payloads past which an epoch is asked for, which releases them."""
+ENTRY_BYTES: Final = 1 * KIB
+"""What an output costs beside its payload, rounded up: many small ones are bounded, too."""
+
+
+class Outcome(Enum):
+    """What became of one output at its sink."""
+
+    DELIVERED = "delivered"
+    DUPLICATE = "duplicate"
+    """The sink had it already, with the same payload."""
+    DIVERGED = "diverged"
+    """The sink has another payload under this token: what was done again came out differently. The first one stands."""
+    REFUSED = "refused"
+    """The sink will never take it."""
+
+
+class Receipt(NamedTuple):
+    """A sink's word for one output."""
+
+    outcome: Outcome
+    reason: str = ""
+
+
+DELIVERED: Final = Receipt(Outcome.DELIVERED)
+DUPLICATE: Final = Receipt(Outcome.DUPLICATE)
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputsEmitted:
+    """A turn of this agent committed just now and emitted these."""
+
+    agent: AgentId
+    outputs: Sequence[tuple[bytes, str, bytes]]
+    """Id, sink, payload of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputsRestored:
+    """An agent came back from an epoch with these; nothing before counts any more (`OutboxReset` came first)."""
+
+    agent: AgentId
+    outputs: Sequence[Output]
+    through: int = 0
+    """Epoch that it came back from: what is emitted from here on comes after it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxReset:
+    """Everything is dropped: a rollback begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutTaken:
+    """The local state of this epoch was frozen just now."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochCommitted:
+    """The epoch cannot be lost any more."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochDropped:
+    """The epoch ended otherwise."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnsLogged:
+    """The turns that emitted outputs up to this number are in the write-ahead log, durable."""
+
+    through: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDelivered:
+    """The sink answered: one receipt per output, in order."""
+
+    sink: str
+    batch: int
+    receipts: Sequence[Receipt]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchFailed:
+    """The sink did not take the batch, or it is not known whether it did."""
+
+    sink: str
+    batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkFenced:
+    """The sink refuses us as a zombie."""
+
+    sink: str
+    batch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxTimerFired:
+    """The instant that `SetOutboxTimer` named has come, or an earlier one."""
+
+
+OutboxEvent: TypeAlias = (
+    OutputsEmitted
+    | OutputsRestored
+    | OutboxReset
+    | CutTaken
+    | EpochCommitted
+    | EpochDropped
+    | TurnsLogged
+    | BatchDelivered
+    | BatchFailed
+    | SinkFenced
+    | OutboxTimerFired
+)
+
+
+# --- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldOutputs:
+    """Keep these with the agent, for the next cut."""
+
+    agent: AgentId
+    first: int
+    """Number of the first; the others follow."""
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LetGoOutputs:
+    """These have reached their sink, or never will: the agent need not keep them."""
+
+    outputs: tuple[tuple[AgentId, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverBatch:
+    """Give these to the sink, and say what came of it under this batch's number."""
+
+    sink: str
+    batch: int
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellDiverged:
+    """A sink has another payload under an output's token."""
+
+    output: Output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutOutputAside:
+    """A sink will never take this output."""
+
+    output: Output
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellSinkFailing:
+    """A sink does not take outputs; said once until it does again."""
+
+    sink: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantEpoch:
+    """Much is held; an epoch would release it."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefuseEmits:
+    """From now on agents cannot emit; with an empty reason they can again."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetOutboxTimer:
+    """Give `OutboxTimerFired` at this instant; takes the place of the one before."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndFenced:
+    """A sink says that we are a zombie: stop the participant."""
+
+    reason: str
+
+
+OutboxEffect: TypeAlias = (
+    HoldOutputs
+    | LetGoOutputs
+    | DeliverBatch
+    | TellDiverged
+    | PutOutputAside
+    | TellSinkFailing
+    | WantEpoch
+    | RefuseEmits
+    | SetOutboxTimer
+    | EndFenced
+)
+
+
+class _Entry(NamedTuple):
+    number: int
+    output: Output
+
+    @property
+    def size(self) -> int:
+        return len(self.output.payload) + ENTRY_BYTES
+
+
+class _Queue:
+    """One sink's outputs."""
+
+    __slots__ = ("batch", "entries", "failing", "on_the_way", "pause_ns", "retry_at")
+
+    def __init__(self) -> None:
+        self.entries: deque[_Entry] = deque()
+        """In order; those on their way are the first."""
+        self.on_the_way = 0
+        self.batch = 0
+        """Number of the batch on its way."""
+        self.retry_at = 0
+        """0: not waiting."""
+        self.pause_ns = RETRY_NS
+        self.failing = False
+
+
+class Outbox:
+    """Rules of the module.
+
+    Args:
+        sinks: Their names.
+        durability: What releases an output.
+        bytes_max: Bound of what waits here.
+        wants_epoch_bytes: Held bytes past which an epoch is asked for.
+    """
+
+    def __init__(
+        self,
+        sinks: Iterable[str],
+        *,
+        durability: Durability = "epoch",
+        bytes_max: int = OUTBOX_BYTES_MAX,
+        wants_epoch_bytes: int = OUTBOX_WANTS_EPOCH_BYTES,
+    ) -> None:
+        self._queues: Mapping[str, _Queue] = {sink: _Queue() for sink in sinks}
+        self._durability = durability
+        self._bytes_max = bytes_max
+        self._wants_epoch_bytes = wants_epoch_bytes
+        self.newest = 0
+        """Number of the newest output."""
+        self.released = 0
+        """Everything up to this number is released."""
+        self.waiting_bytes = 0
+        """Payloads and what goes with them, not acknowledged."""
+        self.fenced = False
+        self._cuts: dict[Epoch, int] = {}
+        self._newest_cut = 0
+        self._batches = 0
+        self._timer_at = 0
+        self._epoch_wanted = False
+        self._emits_refused = False
+        self._counts = dict.fromkeys(("emitted", "delivered", "duplicate", "diverged", "refused", "failures"), 0)
+
+    @property
+    def waiting(self) -> int:
+        """Outputs that are not acknowledged."""
+        return sum(len(queue.entries) for queue in self._queues.values())
+
+    @property
+    def undelivered(self) -> int:
+        """Released outputs that are not acknowledged."""
+        return sum(
+            sum(1 for entry in queue.entries if entry.number <= self.released) for queue in self._queues.values()
+        )
+
+    @property
+    def on_the_way(self) -> int:
+        """Outputs that a sink was given and has not answered for."""
+        return sum(queue.on_the_way for queue in self._queues.values())
+
+    def statistics(self) -> dict[str, int]:
+        """Counts since the start, and what is held now."""
+        return {**self._counts, "waiting": self.waiting, "waiting_bytes": self.waiting_bytes}
+
+    def step(self, event: OutboxEvent, now: Instant) -> Sequence[OutboxEffect]:
+        """Apply one event.
+
+        Args:
+            event: What happened.
+            now: Driver time, nanoseconds.
+
+        Returns:
+            Effects, to be carried out from left to right, at once.
+        """
+        out: list[OutboxEffect] = []
+        if self.fenced:
+            return out
+        match event:
+            case OutputsEmitted():
+                self._emitted(event, out)
+            case OutputsRestored():
+                self._newest_cut = max(self._newest_cut, event.through)
+                self._take(event.agent, event.outputs, out)
+                self.released = self.newest
+                self._deliver(now, out)
+            case OutboxReset():
+                self._reset(out)
+            case CutTaken():
+                self._cuts[event.epoch] = self.newest
+                self._newest_cut = max(self._newest_cut, event.epoch)
+            case EpochCommitted():
+                # An epoch that this participant was no member of, or whose cut a rollback undid, releases nothing.
+                self._release(self._cuts.pop(event.epoch, 0), now, out)
+                self._epoch_wanted = False
+            case EpochDropped():
+                self._cuts.pop(event.epoch, None)
+                self._epoch_wanted = False
+            case TurnsLogged():
+                if self._durability == "turn":
+                    self._release(event.through, now, out)
+            case BatchDelivered():
+                self._delivered(event, now, out)
+            case BatchFailed():
+                self._failed(event, now, out)
+            case SinkFenced():
+                queue = self._queues[event.sink]
+                if event.batch == queue.batch:
+                    self.fenced = True
+                    out.append(EndFenced(reason=event.reason))
+            case OutboxTimerFired():
+                self._timer_at = 0
+                self._deliver(now, out)
+            case _:
+                assert_never(event)
+        return out
+
+    def _emitted(self, event: OutputsEmitted, out: list[OutboxEffect]) -> None:
+        self._counts["emitted"] += len(event.outputs)
+        after = self._newest_cut
+        agent = event.agent
+        self._take(agent, [Output(i, agent, sink, payload, after) for i, sink, payload in event.outputs], out)
+        if self.waiting_bytes > self._bytes_max and not self._emits_refused:
+            self._emits_refused = True
+            out.append(
+                RefuseEmits(reason=f"{self.waiting_bytes} bytes of outputs wait; the limit is {self._bytes_max}")
+            )
+        if self._durability == "epoch" and not self._epoch_wanted and self.waiting_bytes > self._wants_epoch_bytes:
+            self._epoch_wanted = True
+            out.append(WantEpoch(reason=f"{self.waiting} outputs wait to be released"))
+
+    def _take(self, agent: AgentId, outputs: Sequence[Output], out: list[OutboxEffect]) -> None:
+        if not outputs:
+            return
+        first = self.newest + 1
+        for output in outputs:
+            self.newest += 1
+            entry = _Entry(self.newest, output)
+            self._queues[output.sink].entries.append(entry)
+            self.waiting_bytes += entry.size
+        out.append(HoldOutputs(agent=agent, first=first, outputs=tuple(outputs)))
+
+    def _reset(self, out: list[OutboxEffect]) -> None:
+        for queue in self._queues.values():
+            queue.entries.clear()
+            queue.on_the_way = 0
+            # What comes back of the batch on its way is of the past: its outputs come again, and the sink knows them.
+            queue.batch = 0
+            queue.retry_at = 0
+        self._cuts.clear()
+        self.released = self.newest
+        self.waiting_bytes = 0
+        self._epoch_wanted = False
+        self._let_emit(out)
+
+    def _release(self, through: int, now: Instant, out: list[OutboxEffect]) -> None:
+        if through > self.released:
+            self.released = through
+            self._deliver(now, out)
+
+    def _deliver(self, now: Instant, out: list[OutboxEffect]) -> None:
+        """Send on what is released to each sink that is free; see when to try the others again."""
+        wake = 0
+        for name, queue in self._queues.items():
+            if queue.on_the_way or not queue.entries or queue.entries[0].number > self.released:
+                continue
+            if queue.retry_at > now:
+                wake = min(wake, queue.retry_at) if wake else queue.retry_at
+                continue
+            queue.retry_at = 0
+            batch: list[Output] = []
+            size = 0
+            for entry in islice(queue.entries, BATCH_OUTPUTS_MAX):
+                size += len(entry.output.payload)
+                if entry.number > self.released or (batch and size > BATCH_BYTES_MAX):
+                    break
+                batch.append(entry.output)
+            self._batches += 1
+            queue.batch = self._batches
+            queue.on_the_way = len(batch)
+            out.append(DeliverBatch(sink=name, batch=queue.batch, outputs=tuple(batch)))
+        if wake and (not self._timer_at or wake < self._timer_at):
+            self._timer_at = wake
+            out.append(SetOutboxTimer(at=wake))
+
+    def _delivered(self, event: BatchDelivered, now: Instant, out: list[OutboxEffect]) -> None:
+        queue = self._queues[event.sink]
+        if event.batch != queue.batch or not queue.on_the_way:
+            return
+        assert len(event.receipts) == queue.on_the_way, "one receipt per output"
+        gone: list[tuple[AgentId, int]] = []
+        for receipt in event.receipts:
+            entry = queue.entries.popleft()
+            self.waiting_bytes -= entry.size
+            gone.append((entry.output.agent, entry.number))
+            self._counts[receipt.outcome.value] += 1
+            if receipt.outcome is Outcome.DIVERGED:
+                out.append(TellDiverged(output=entry.output))
+            elif receipt.outcome is Outcome.REFUSED:
+                out.append(PutOutputAside(output=entry.output, reason=receipt.reason))
+        queue.on_the_way = 0
+        queue.pause_ns = RETRY_NS
+        queue.failing = False
+        out.append(LetGoOutputs(outputs=tuple(gone)))
+        if self.waiting_bytes <= self._bytes_max:
+            self._let_emit(out)
+        self._deliver(now, out)
+
+    def _failed(self, event: BatchFailed, now: Instant, out: list[OutboxEffect]) -> None:
+        queue = self._queues[event.sink]
+        if event.batch != queue.batch or not queue.on_the_way:
+            return
+        self._counts["failures"] += 1
+        queue.on_the_way = 0
+        queue.retry_at = now + queue.pause_ns
+        queue.pause_ns = min(RETRY_NS_MAX, 2 * queue.pause_ns)
+        if not queue.failing:
+            queue.failing = True
+            out.append(TellSinkFailing(sink=event.sink, reason=event.reason))
+        self._deliver(now, out)
+
+    def _let_emit(self, out: list[OutboxEffect]) -> None:
+        if self._emits_refused:
+            self._emits_refused = False
+            out.append(RefuseEmits(reason=""))
