@@ -13,6 +13,8 @@ Rules:
     * What the coordinator has not answered is said again after each `Registered`: `TopologyAccepted`, reports, failures,
       `Leave`. Repeated orders are answered again.
     * An epoch that hears nothing until its deadline is dropped here (P4): no coordinator is needed to get rid of it.
+    * A restore order begins an incarnation (`participant.machine_restore`); until its topology comes, the order to begin,
+      frames of it are parked. A frame of an older incarnation is dropped, one of a newer is parked.
     * Messages to agents that no member hosts wait, within a bound, for a topology that has them; they are part of a cut.
 
 The half that every message passes is in `participant.machine_channels`; here are orders, topologies and epochs.
@@ -36,20 +38,26 @@ from participant.machine_events import (
     EnterTopology,
     EpochWanted,
     FrameArrived,
+    HaltAgents,
+    IncarnationPersisted,
     KeepLocal,
     LeaveRequested,
     LocalFailed,
+    LocalNotRestored,
     LocalPersisted,
     LocalProgressed,
+    LocalRestored,
     MessageIngested,
     PeerConnected,
     PeerDisconnected,
+    PersistIncarnation,
     RecordLocal,
     SendControl,
     SetTimer,
     TimerFired,
     TurnCommitted,
 )
+from participant.machine_restore import Entrance
 from participant.peers import Peer
 from protocol.errors import ConfigError
 from protocol.ids import Epoch, Incarnation, Instant, ParticipantId, Session, Term, TopologyVersion
@@ -78,6 +86,7 @@ from protocol.messages import (
     Registered,
     RegisterRefused,
     ReportRefused,
+    Restore,
     StartEpoch,
     TopologyAccepted,
     TopologyChanged,
@@ -118,6 +127,8 @@ class ParticipantMachine(Channels):
         *,
         max_concurrent_epochs: int = CONCURRENT_EPOCHS_MAX,
         recording_bytes_max: int = RECORDING_BYTES_MAX,
+        entered: int = 0,
+        has_disk: bool = False,
     ) -> None:
         """A participant that has not registered yet.
 
@@ -125,6 +136,8 @@ class ParticipantMachine(Channels):
             participant: Its id.
             max_concurrent_epochs: Epochs that may be open here at once.
             recording_bytes_max: In-flight bytes that one epoch may record here.
+            entered: Highest incarnation that an earlier life entered, from its disk.
+            has_disk: The driver keeps that number; without a disk, sessions alone keep lives apart.
         """
         super().__init__(participant, _COUNTERS)
         self.term = Term(0)
@@ -134,6 +147,20 @@ class ParticipantMachine(Channels):
         self._snapshot = self._new_snapshot_machine(0)
         self._epochs = LocalEpochs()
         self._timer_at = NEVER
+        self._entrance = Entrance(entered)
+        self._has_disk = has_disk
+        self._joining: TopologyChanged | None = None
+        """The first topology of a life that joins; waits until its incarnation is on the disk."""
+
+    @property
+    def entered(self) -> int:
+        """Highest incarnation that any life of this participant has entered."""
+        return self._entrance.entered
+
+    @property
+    def restoring(self) -> bool:
+        """A restore order was obeyed, and the order to begin has not come."""
+        return self._entrance.order is not None and self.topology is None
 
     @property
     def open_epochs(self) -> tuple[Epoch, ...]:
@@ -200,6 +227,14 @@ class ParticipantMachine(Channels):
                 self.leaving = True
                 if self.session:
                     out.append(SendControl(message=Leave(session=self.session)))
+            case IncarnationPersisted():
+                self._incarnation_persisted(event.incarnation, now, out)
+            case LocalRestored():
+                self._local_restored(event, out)
+            case LocalNotRestored():
+                answer = self._entrance.not_restored(event, self.session)
+                if answer is not None:
+                    out.append(SendControl(message=answer))
             case _:
                 assert_never(event)
         return out
@@ -252,6 +287,8 @@ class ParticipantMachine(Channels):
         match message:
             case TopologyChanged():
                 self._topology_changed(message, now, out)
+            case Restore():
+                self._restore_ordered(message, now, out)
             case StartEpoch():
                 self._start_ordered(message, now, out)
             case AbortEpoch():
@@ -283,7 +320,8 @@ class ParticipantMachine(Channels):
             self._counts["orders_stale"] += 1
             return
         self.term = Term(message.term)
-        if not self.session or message.incarnation > self.incarnation:
+        if not self.session:
+            # A newer incarnation than ours is entered by a restore order alone.
             self.session = Session(message.session)
             self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
         self._raise_mark(message.aborted_through, now, out)
@@ -306,6 +344,52 @@ class ParticipantMachine(Channels):
         self._forget_peers(list(self._peers.values()))
         self._routes = {}
         self.topology = None
+        self._joining = None
+
+    # --- the way into an incarnation ----------------------------------------------------------------------------------
+
+    def _restore_ordered(self, message: Restore, now: Instant, out: list[Effect]) -> None:
+        entrance = self._entrance
+        if entrance.repeated(message.incarnation):
+            self._counts["orders_repeated"] += 1
+            if entrance.answer is not None:
+                out.append(SendControl(message=entrance.answer))
+        elif message.incarnation < self.incarnation:
+            self._counts["orders_stale"] += 1
+        elif message.incarnation <= entrance.entered:
+            self._counts["orders_reentered"] += 1
+            out.append(SendControl(message=entrance.refuse(message)))
+        else:
+            self._counts["restores"] += 1
+            entrance.obey(message)
+            self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
+            out.append(HaltAgents())
+            self._persist(message.incarnation, now, out)
+
+    def _persist(self, incarnation: int, now: Instant, out: list[Effect]) -> None:
+        if self._has_disk:
+            out.append(PersistIncarnation(incarnation=incarnation))
+        else:
+            self._incarnation_persisted(incarnation, now, out)
+
+    def _incarnation_persisted(self, incarnation: int, now: Instant, out: list[Effect]) -> None:
+        follows = self._entrance.persisted(incarnation)
+        if follows is not None:
+            out.append(follows)
+        joining = self._joining
+        if joining is not None and joining.incarnation == incarnation:
+            self._joining = None
+            self._topology_changed(joining, now, out)
+
+    def _local_restored(self, event: LocalRestored, out: list[Effect]) -> None:
+        answer = self._entrance.restored(event, self.session)
+        if answer is None:
+            self._counts["orders_stale"] += 1
+            return
+        # Before what has come from outside meanwhile: it is older.
+        self._unrouted.extendleft(reversed(event.unrouted))
+        self.unrouted_bytes += sum(len(data) for _, data in event.unrouted)
+        out.append(SendControl(message=answer))
 
     def _new_snapshot_machine(self, ended_through: int) -> SnapshotMachine:
         return SnapshotMachine(
@@ -316,7 +400,7 @@ class ParticipantMachine(Channels):
         )
 
     def _topology_changed(self, message: TopologyChanged, now: Instant, out: list[Effect]) -> None:
-        if message.incarnation != self.incarnation:
+        if message.incarnation != self.incarnation or not self._entrance.begins:
             self._counts["orders_stale"] += 1
             return
         version = TopologyVersion(message.version)
@@ -329,6 +413,12 @@ class ParticipantMachine(Channels):
             member = topology.member(self.participant)
             if member is None or member.session != self.session:
                 self._counts["orders_foreign"] += 1
+                return
+            if message.incarnation > self._entrance.entered:
+                waits = self._joining is not None
+                self._joining = message
+                if not waits:
+                    self._persist(message.incarnation, now, out)
                 return
             self._enter_topology(topology, now, out)
         elif version < self.topology.version:
@@ -377,7 +467,10 @@ class ParticipantMachine(Channels):
                 self._routes[agent] = None
             elif host in to:
                 self._routes[agent] = self._peers[host]
-        out.append(EnterTopology(topology=topology, peers=addresses, first=first))
+        restored = self._entrance.order is not None
+        out.append(EnterTopology(topology=topology, peers=addresses, first=first, restored=restored))
+        if first and restored and self.leaving:
+            out.append(SendControl(message=Leave(session=self.session)))
         unrouted, self._unrouted, self.unrouted_bytes = self._unrouted, deque(), 0
         self._send(unrouted, out)
         self._unpark(now, out)
@@ -554,6 +647,9 @@ _DROPPED_BECAUSE: Final = {
 _COUNTERS: Final = (
     "orders_foreign",
     "orders_stale",
+    "orders_repeated",
+    "orders_reentered",
+    "restores",
     "orders_impossible",
     "reports_refused",
     "parts_late",

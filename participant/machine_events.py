@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from protocol.ids import Epoch, Incarnation, ParticipantId, Session, TopologyVersion
     from protocol.manifest import OutgoingCut
-    from protocol.messages import Envelope, ToCoordinator, ToParticipant
+    from protocol.messages import Envelope, Restore, ToCoordinator, ToParticipant
     from protocol.topology import Topology
     from protocol.wire import FrameHeader
 
@@ -126,6 +126,35 @@ class LeaveRequested:
     """The participant is to leave in order."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IncarnationPersisted:
+    """`PersistIncarnation` is done: the number is on this participant's disk."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRestored:
+    """`RestoreLocal` is done: state, mailboxes and timers are as the epoch has them, and what was in flight is delivered."""
+
+    incarnation: int
+    state: str
+    """Digest over what was taken."""
+    unrouted: tuple[Delivery, ...] = ()
+    """Messages that go on as soon as there is a topology: to agents that nobody hosted."""
+    took_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalNotRestored:
+    """`RestoreLocal` cannot be done; no agent runs."""
+
+    incarnation: int
+    kind: str
+    """See `protocol.messages.RestoreFailed`."""
+    cause: str
+
+
 Event: TypeAlias = (
     TurnCommitted
     | FrameArrived
@@ -139,6 +168,9 @@ Event: TypeAlias = (
     | LocalProgressed
     | EpochWanted
     | LeaveRequested
+    | IncarnationPersisted
+    | LocalRestored
+    | LocalNotRestored
 )
 
 
@@ -256,7 +288,31 @@ class EnterTopology:
     peers: Mapping[ParticipantId, str]
     """Who shares a channel with us -> where its transport is reached."""
     first: bool
-    """It was not a member before."""
+    """It was not a member of this incarnation before."""
+    restored: bool = False
+    """Its agents have their state from `RestoreLocal`; else they are fresh."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HaltAgents:
+    """Abandon running turns and begin no more: what happens here belongs to an incarnation that is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PersistIncarnation:
+    """Put this number on the participant's disk, durably; answer with `IncarnationPersisted`."""
+
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreLocal:
+    """Give the agents placed here what the epoch holds of them; answer with `LocalRestored` or `LocalNotRestored`.
+
+    A newer one takes the place of one that is being carried out.
+    """
+
+    order: Restore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +341,9 @@ Effect: TypeAlias = (
     | AnnounceEpoch
     | SendControl
     | EnterTopology
+    | HaltAgents
+    | PersistIncarnation
+    | RestoreLocal
     | DeadLetter
     | EndParticipant
 )

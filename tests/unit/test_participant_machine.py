@@ -17,6 +17,7 @@ from participant.machine_events import (
     LocalFailed,
     LocalPersisted,
     LocalProgressed,
+    LocalRestored,
     MessageIngested,
     RecordLocal,
     SendControl,
@@ -35,9 +36,10 @@ from protocol.messages import (
     Left,
     LocalReport,
     Member,
-    Registered,
     RegisterRefused,
+    Registered,
     ReportRefused,
+    Restore,
     StartEpoch,
     TopologyAccepted,
     TopologyChanged,
@@ -747,6 +749,18 @@ def test_a_later_incarnation_begins_with_nothing_of_the_earlier_one() -> None:
     world.start(1, "a")
     world["a"].pay("c", 1)
     world["a"].control(Registered, incarnation=2, lease_ns=1, newest_epoch=1)
+    assert world["a"].machine.incarnation == 1  # a registration alone takes nobody there
+    world["a"].control(
+        Restore,
+        incarnation=2,
+        epoch=0,
+        manifest="",
+        newest_epoch=1,
+        elapsed_ns=0,
+        version=2,
+        members=world.members(),
+    )
+    world["a"].step(LocalRestored(incarnation=2, state="b3:x"))
     assert [drop.epoch for drop in world["a"].dropped] == [1]
     assert world["a"].machine.statistics()["unrouted"] == 0
     assert (world["a"].machine.incarnation, world["a"].machine.topology) == (2, None)
