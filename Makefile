@@ -13,7 +13,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.cleancut-installed
 PYTEST_ARGS ?=
-DEBIAN_PACKAGES := mosquitto strace faketime spin gcc
+DEBIAN_PACKAGES := mosquitto redis-server strace faketime spin gcc
 # Debian keeps daemons (mosquitto) out of an ordinary user's PATH; the tests start them as their own children.
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 

@@ -149,10 +149,24 @@ LEASE_CHECKS: Final = 8
 STORE_RETRY_NS: Final = 100_000_000
 """First pause before a store is asked again; doubles up to the maximum."""
 STORE_RETRY_NS_MAX: Final = 2_000_000_000
+EFFECTS_MAX: Final = 1_000_000
+"""Entries of one effect ledger: half a gigabyte. They go with the epochs that could bring their positions back."""
+EFFECT_RESULT_BYTES_MAX: Final = 1 * MIB
+"""One step's result, or one answer. Larger things belong into a store, with a reference in the result."""
+EFFECT_SHOWN_CHARS_MAX: Final = 1_000
+"""A step's arguments as people are shown them."""
+QUESTION_BYTES_MAX: Final = 64 * KIB
+"""One question: it is part of every cut while it is open."""
+STEPS_PER_TURN_MAX: Final = 10_000
+"""Steps and questions of one turn: a loop without end ends with an error."""
+EFFECTS_LOG_REWRITE_BYTES_MIN: Final = 4 * MIB
+"""Below this an effect log is not rewritten just to get rid of what does not count any more."""
 LOG_HEADER_BYTES_MAX: Final = 4 * KIB
 """A log segment's header: names and numbers."""
 LOG_BATCH_BYTES_MAX: Final = 1024 * MIB
 """One batch of a log: turns of one group commit. What one turn writes is bounded by memory, not by this."""
+LOG_RECORD_BYTES_MAX: Final = LOG_BATCH_BYTES_MAX - 16 * MIB
+"""One record, or all records of a log that begins anew: they are one batch, with what goes around them."""
 LOG_BATCH_TARGET_BYTES: Final = 4 * MIB
 """A batch that waits for the disk takes no more records than this: the write after it can begin sooner."""
 LOG_SEGMENT_BYTES: Final = 16 * MIB

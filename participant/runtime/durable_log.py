@@ -23,6 +23,7 @@ Rules:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -36,9 +37,9 @@ from participant.logs.segment import (
     segment_name,
 )
 from participant.runtime.log_files import Life, store_error
-from protocol.errors import FencedError, StoreError
+from protocol.errors import FencedError, LimitExceeded, StoreError
 from protocol.failpoints import fp
-from protocol.limits import LOG_BATCH_TARGET_BYTES, LOG_SEGMENT_BYTES
+from protocol.limits import LOG_BATCH_TARGET_BYTES, LOG_RECORD_BYTES_MAX, LOG_SEGMENT_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,6 +61,17 @@ class Job(NamedTuple):
     """Number of the last of them."""
     base: bool
     """The log begins anew with them."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A segment on disk."""
+
+    ordinal: int
+    first: int
+    """Number of its first record."""
+    size: int
+    """Bytes that count."""
 
 
 class DurableLog:
@@ -96,8 +108,8 @@ class DurableLog:
         """Number of the next record that is appended."""
         self._base_due = True
         """The next segment is the log's beginning: it is new, or was reset."""
-        self._segments: list[tuple[int, int]] = []
-        """Ordinal and first number of each segment that is there and counts."""
+        self._segments: list[_Kept] = []
+        """Each segment that is there and counts."""
         self._leftovers: list[str] = []
         self._ordinal = 0
         self._end = End(0, _FIRST, b"")
@@ -132,7 +144,11 @@ class DurableLog:
         except OSError as error:
             raise store_error("get", self._files.where, error) from error
         self._leftovers = list(found.leftovers)
-        self._segments = [(segment.header.ordinal, segment.header.first) for segment in found.segments]
+        headers = [segment.header for segment in found.segments]
+        sizes = [header.size for header in headers[1:]] + ([found.end.size] if found.end is not None else [])
+        self._segments = [
+            _Kept(header.ordinal, header.first, size) for header, size in zip(headers, sizes, strict=True)
+        ]
         self.torn_bytes = found.torn_bytes
         if found.end is not None:
             assert found.newest is not None, "a log with an end has a segment"
@@ -172,9 +188,12 @@ class DurableLog:
         Raises:
             LogPoisoned: Writing failed before.
             FencedError: The folder is somebody else's now.
+            LimitExceeded: Far too long.
         """
         if self._failure is not None:
             raise self._failure
+        if len(record) > LOG_RECORD_BYTES_MAX:
+            raise LimitExceeded(f"a record of {len(record)} bytes for {self.where}; at most {LOG_RECORD_BYTES_MAX}")
         number = self._next
         self._next = number + 1
         self._waiting.append(record)
@@ -192,11 +211,18 @@ class DurableLog:
 
         Returns:
             The number of the last.
+
+        Raises:
+            LogPoisoned: Writing failed before.
+            FencedError: The folder is somebody else's now.
+            LimitExceeded: They are far too much for one batch; nothing has changed.
         """
         if self._failure is not None:
             raise self._failure
         assert not self._waiting, "what waits would be lost"
         assert records, "a beginning is something"
+        if sum(map(len, records)) > LOG_RECORD_BYTES_MAX:
+            raise LimitExceeded(f"{self.where} would begin anew with more than {LOG_RECORD_BYTES_MAX} bytes")
         if first is not None:
             self._next = first
         self._base_due = True
@@ -273,8 +299,8 @@ class DurableLog:
             self._owner.check()
         names = list(self._leftovers)
         kept = self._segments
-        while len(kept) > 1 and kept[1][1] <= before:
-            names.append(segment_name(kept[0][0]))
+        while len(kept) > 1 and kept[1].first <= before:
+            names.append(segment_name(kept[0].ordinal))
             kept = kept[1:]
         if not names:
             return 0
@@ -292,6 +318,11 @@ class DurableLog:
         self._waiting = []
         self._waiting_bytes = 0
         self._files.close()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all segments that count."""
+        return sum(kept.size for kept in self._segments)
 
     @property
     def failure(self) -> StoreError | FencedError | None:
@@ -315,15 +346,16 @@ class DurableLog:
             self._ordinal = ordinal
             self._open = True
             if job.base:
-                self._leftovers += [segment_name(old) for old, _ in self._segments]
+                self._leftovers += [segment_name(old.ordinal) for old in self._segments]
                 self._segments = []
-            self._segments.append((ordinal, start.next))
+            self._segments.append(_Kept(ordinal, start.next, end.size))
         else:
             name = segment_name(self._ordinal)
             self._files.append(name, batch)
             fp("log.before_sync")
             self._files.sync(name)
             fp("log.after_sync")
+            self._segments[-1].size = end.size
         self._end = end
         self.syncs += 1
         self.bytes_written += len(head) + len(batch)

@@ -79,10 +79,14 @@ class GroupCommit:
         """See `DurableLog.truncate`; between two batches."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.log.truncate, before)
 
-    async def close(self) -> None:
-        """Write what waits, unless the log has failed, and end."""
+    async def wait_idle(self) -> None:
+        """Until nothing waits and nothing is being written."""
         while self._task is not None:
             await asyncio.wait({self._task})
+
+    async def close(self) -> None:
+        """Write what waits, unless the log has failed, and end."""
+        await self.wait_idle()
         self._closed = True
         self._settle(StoreError("put", self.log.where, "the log is closed"))
         await asyncio.get_running_loop().run_in_executor(self._thread, self.log.close)
