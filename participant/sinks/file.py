@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from participant.outbox import Receipt
     from participant.sinks.base import SinkOutput
-    from participant.sinks.tables import Cursor
+    from protocol.fencing import Cursor
     from protocol.outputs import FencingToken
 
 _T = TypeVar("_T")

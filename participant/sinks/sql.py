@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from participant.sinks.base import SinkOutput
-    from participant.sinks.tables import Connection, Cursor
+    from protocol.fencing import Connection, Cursor
     from protocol.outputs import FencingToken
 
 _T = TypeVar("_T")
