@@ -1,0 +1,249 @@
+"""Outside input: its records in the input log, its identity, and what is known of the tokens that came before. Pure.
+
+Theory of operation:
+    * An input is acknowledged when its record is durable in the log of the participant that took it. Its *position* is the
+      record's number; inputs enter the cluster in the order of their positions.
+    * A local snapshot holds the position of the newest input that had entered before the cut. After a rollback everything behind
+      that position enters again, under the same message ids.
+    * A client that does not know whether its input was taken sends it again with the same token. The token decides the
+      message's id, so the work that it causes has the same positions too. The same token with another target or payload is an
+      error (RELIABILITY.md T14).
+    * What committed epochs hold is deleted from the log; the newest tokens of what goes are written down anew, so that a late
+      second try is still known.
+
+Sources: DESIGN.md sections 6 and 7; RELIABILITY.md I14, T14.
+"""
+
+from __future__ import annotations
+
+import hmac
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import msgspec
+from blake3 import blake3
+
+from protocol.errors import LimitExceeded, ObjectCorrupt, RecoveryError, Refused
+from protocol.ids import MESSAGE_ID_BYTES, MessageId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+TOKEN_CHARS_MAX: Final = 256
+TOKENS_KEPT: Final = 100_000
+"""Tokens of inputs that have left the log: 4 MB when written down, some 20 MB in memory."""
+JOINS_KEPT: Final = 256
+MARKS_KEPT: Final = 64
+"""Committed epochs whose input can be replayed, while there is room for it."""
+HASH_BYTES: Final = 16
+
+
+class InputRecord(msgspec.Struct, array_like=True, frozen=True, tag="in"):
+    """One input."""
+
+    token: bytes
+    """Hash of the client's token; empty: it gave none."""
+    digest: bytes
+    """Of what was asked for: target, type, version, payload."""
+    envelope: bytes
+
+
+class MarkRecord(msgspec.Struct, array_like=True, frozen=True, tag="mark"):
+    """An epoch is committed that holds every input up to this position."""
+
+    epoch: int
+    position: int
+
+
+class JoinRecord(msgspec.Struct, array_like=True, frozen=True, tag="join"):
+    """The participant became a member anew, with fresh agents: what is in the log up to here entered in an earlier membership."""
+
+    epoch: int
+    """Newest epoch that had been started by then."""
+    position: int
+
+
+class TokensRecord(msgspec.Struct, array_like=True, frozen=True, tag="tokens"):
+    """Tokens of inputs that may not be in the log any more: hash, digest, position."""
+
+    tokens: tuple[tuple[bytes, bytes, int], ...]
+
+
+LogRecord: TypeAlias = InputRecord | MarkRecord | JoinRecord | TokensRecord
+
+encode_record: Final = msgspec.msgpack.Encoder().encode
+_records: Final = msgspec.msgpack.Decoder(list[LogRecord])
+
+
+def decode_records(body: bytes, where: str) -> list[LogRecord]:
+    """The records of one batch.
+
+    Raises:
+        ObjectCorrupt: Not what an input log holds; its checksums are right, so a later build wrote it.
+    """
+    try:
+        return _records.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ObjectCorrupt("get", where, f"not an input log's records: {error}") from None
+
+
+class InputsMissing(RecoveryError):
+    """Inputs that were acknowledged after an epoch are not in the log any more.
+
+    Attributes:
+        first: Position of the first that is there.
+        wanted: Position of the first that is needed.
+    """
+
+    def __init__(self, where: str, *, wanted: int, first: int) -> None:
+        self.first = first
+        self.wanted = wanted
+        super().__init__(
+            f"{where}: inputs from position {wanted} on are to be replayed, and the log begins at {first}: later epochs were "
+            f"committed, and what they hold has been deleted. Go back to a newer epoch, or go on without these inputs"
+        )
+
+
+def check_token(token: str) -> str:
+    """A client's token.
+
+    Raises:
+        LimitExceeded: Empty, too long, or with characters that are none.
+    """
+    if not token or len(token) > TOKEN_CHARS_MAX or not token.isprintable():
+        raise LimitExceeded(f"a token is 1 to {TOKEN_CHARS_MAX} printable characters, not {token[:40]!a}")
+    return token
+
+
+def token_hash(cluster: str, token: str) -> bytes:
+    """By which a token is remembered: scoped, so that it says nothing in another cluster."""
+    return blake3(f"cleancut token\0{cluster}\0{token}".encode()).digest(length=HASH_BYTES)
+
+
+def input_digest(target: str, type_name: str, version: int, body: bytes) -> bytes:
+    """Of what an input asks for."""
+    return blake3(f"{target}\0{type_name}\0{version}\0".encode() + body).digest(length=HASH_BYTES)
+
+
+def token_message_id(cluster: str, target: str, token: str) -> MessageId:
+    """Id of the message that an input with a token makes, wherever in the cluster it is taken."""
+    hasher = blake3(f"cleancut input\0{cluster}\0{target}\0{token}".encode())
+    return MessageId(hasher.digest(length=MESSAGE_ID_BYTES))
+
+
+def position_message_id(cluster: str, participant: str, position: int) -> MessageId:
+    """Id of the message that an input without a token makes: of its place in the log."""
+    hasher = blake3(f"cleancut input position\0{cluster}\0{participant}\0{position}".encode())
+    return MessageId(hasher.digest(length=MESSAGE_ID_BYTES))
+
+
+class Known(NamedTuple):
+    """What is known of a token."""
+
+    digest: bytes
+    position: int
+
+
+class InputIndex:
+    """Tokens and marks of one input log, as its records say.
+
+    Args:
+        tokens_kept: Bound of the tokens that outlive their records.
+    """
+
+    def __init__(self, *, tokens_kept: int = TOKENS_KEPT) -> None:
+        self._tokens: dict[bytes, Known] = {}
+        """Oldest first."""
+        self._tokens_kept = tokens_kept
+        self._marks: list[MarkRecord] = []
+        self._joins: list[JoinRecord] = []
+
+    def apply(self, position: int, record: LogRecord) -> None:
+        """Take in one record of the log, in order.
+
+        Args:
+            position: Its number.
+            record: What it is.
+        """
+        match record:
+            case InputRecord():
+                if record.token:
+                    self._tokens[record.token] = Known(record.digest, position)
+            case MarkRecord():
+                self._marks.append(record)
+                del self._marks[:-MARKS_KEPT]
+            case JoinRecord():
+                self._joins.append(record)
+                del self._joins[:-JOINS_KEPT]
+            case TokensRecord():
+                for token, digest, known in record.tokens:
+                    self._tokens.setdefault(token, Known(digest, known))
+
+    def look_up(self, token: bytes, digest: bytes) -> Known | None:
+        """Whether an input with this token was taken before.
+
+        Raises:
+            Refused: It was, and asked for something else (``token-conflict``).
+        """
+        known = self._tokens.get(token)
+        if known is not None and not hmac.compare_digest(known.digest, digest):
+            raise Refused("token-conflict", "this token came before with another target or message; use a new one")
+        return known
+
+    def forget(self, first: int, before: int) -> None:
+        """Inputs at these positions are lost: a second try of theirs is a first one."""
+        for token in [token for token, known in self._tokens.items() if first <= known.position < before]:
+            del self._tokens[token]
+
+    def position_at(self, epoch: int, end: int) -> int:
+        """From where a restore replays that goes to an epoch of which this participant was no member.
+
+        Args:
+            epoch: That everybody goes back to; 0: the very beginning.
+            end: Position of the newest record.
+
+        Returns:
+            Where the first membership after that epoch began; `end` if there was none, so that nothing is replayed.
+        """
+        return next((join.position for join in self._joins if join.epoch >= epoch), end)
+
+    def deletable(self, *, tight: bool) -> int:
+        """Every record below this number can go: the epochs that matter hold it.
+
+        Args:
+            tight: Space is short: only the newest committed epoch matters.
+        """
+        if tight and self._marks:
+            return self._marks[-1].position + 1
+        return min(mark.position for mark in self._marks) + 1 if len(self._marks) == MARKS_KEPT else 0
+
+    def carried(self, before: int) -> TokensRecord:
+        """The tokens that are to be written down anew before records below `before` go; the newest of them.
+
+        Older ones than that are forgotten.
+        """
+        old = [
+            (token, known.digest, known.position) for token, known in self._tokens.items() if known.position < before
+        ]
+        for token, _, _ in old[: max(0, len(old) - self._tokens_kept)]:
+            del self._tokens[token]
+        return TokensRecord(tuple(old[-self._tokens_kept :]))
+
+    @property
+    def tokens(self) -> int:
+        """How many are known."""
+        return len(self._tokens)
+
+    @property
+    def newest_mark(self) -> MarkRecord | None:
+        """Of the newest committed epoch."""
+        return self._marks[-1] if self._marks else None
+
+
+def inputs_of(first: int, records: Iterable[LogRecord]) -> list[tuple[int, InputRecord]]:
+    """The inputs among records, with their positions.
+
+    Args:
+        first: Number of the first record.
+        records: Of one batch.
+    """
+    return [(number, record) for number, record in enumerate(records, first) if isinstance(record, InputRecord)]

@@ -1,0 +1,404 @@
+"""Outside input on its way in: written to the participant's own disk, acknowledged, then given to the machine, in order.
+
+::
+
+    intake = Intake(folder, cluster=..., participant=..., enters=...)
+    await intake.open()                             # reads the log
+    await intake.join(life, newest_epoch=7)         # a member with fresh agents; or:
+    await intake.restore(life, epoch=6, position=9) # after a restore: what came after the cut enters again
+    await intake.add(target, type, version, body, token=...)
+
+The log is a `DurableLog`, with its group commit, its torn tail and its fence: a process that was declared dead acknowledges
+nothing any more once its successor has taken the folder over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from participant.context import encode_envelope, too_long
+from participant.inputs import (
+    InputIndex,
+    InputRecord,
+    InputsMissing,
+    JoinRecord,
+    MarkRecord,
+    check_token,
+    decode_records,
+    encode_record,
+    input_digest,
+    inputs_of,
+    position_message_id,
+    token_hash,
+    token_message_id,
+)
+from participant.logs.recovery import LogIdentity, LogMap
+from participant.runtime.durable_log import DurableLog
+from participant.runtime.group_commit import GroupCommit
+from protocol.errors import Overloaded, RecoveryError, Refused
+from protocol.failpoints import fp
+from protocol.ids import AgentId
+from protocol.limits import KIB, LOG_SEGMENT_BYTES, MESSAGE_BYTES_MAX, MIB
+from protocol.messages import Envelope
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from participant.machine_events import Delivery
+    from participant.runtime.log_files import Life, LocalFolder
+    from protocol.errors import FencedError, StoreError
+    from protocol.ids import MessageId
+
+log = logging.getLogger("cleancut.participant.inputs")
+
+OUTSIDE: Final = AgentId("outside/ingest")
+"""Source of messages that come from outside the cluster."""
+LOG_NAME: Final = "input"
+INPUT_LOG_BYTES_MAX: Final = 256 * MIB
+"""Of the log on disk. Past half of it only the newest committed epoch's input is kept; past all of it input is refused."""
+WAITING_BYTES_MAX: Final = 16 * MIB
+"""Inputs that wait for the disk."""
+SEGMENTS: Final = 16
+"""Into which the log is cut at least, since it is deleted in whole ones."""
+SEGMENT_BYTES_MIN: Final = 64 * KIB
+REPLAYED_AT_ONCE: Final = 256
+"""Inputs that enter again before others are served in between."""
+
+
+class Taken(NamedTuple):
+    """What became of an input."""
+
+    id: MessageId
+    """Of the message that it made."""
+    position: int
+    """In the input log; 0: it is not in one."""
+    duplicate: bool
+    """Its token had come before: nothing was done again."""
+
+
+class Intake:
+    """See the module.
+
+    Args:
+        folder: The participant's own; taken over by `join` and `restore`.
+        cluster: Its name.
+        participant: Its id.
+        enters: Takes a message into the machine; called on the loop.
+        failed: Called once when nothing can be written any more.
+        bytes_max: Bound of the log.
+    """
+
+    def __init__(
+        self,
+        folder: LocalFolder,
+        *,
+        cluster: str,
+        participant: str,
+        enters: Callable[[Delivery], None],
+        failed: Callable[[StoreError | FencedError], None],
+        bytes_max: int = INPUT_LOG_BYTES_MAX,
+    ) -> None:
+        self._folder = folder
+        self._cluster = cluster
+        self._participant = participant
+        self._identity = LogIdentity("inputs", cluster, participant)
+        self._files = folder.files(LOG_NAME)
+        self._log = DurableLog(
+            self._files,
+            self._identity,
+            owner=folder,
+            segment_bytes=max(SEGMENT_BYTES_MIN, min(LOG_SEGMENT_BYTES, bytes_max // SEGMENTS)),
+        )
+        self._group = GroupCommit(self._log, on_durable=self._durable, on_failure=failed)
+        self._enters = enters
+        self._bytes_max = bytes_max
+        self._index = InputIndex()
+        self._waiting: deque[tuple[int, Delivery]] = deque()
+        """In the log, maybe not durable, and not given to the machine."""
+        self._waiting_bytes = 0
+        self._held = True
+        """Nothing enters: it is not known yet what comes before."""
+        self._open = asyncio.Event()
+        """Records can be written."""
+        self._life: Life | None = None
+        self.position = 0
+        """Of the newest input that the machine has."""
+        self._cuts: dict[int, int] = {}
+        self._truncated_at = 0
+        """Newest segment when deleting was last tried."""
+        self._truncating: asyncio.Task[None] | None = None
+        self._closed = False
+        self._counts = dict.fromkeys(("taken", "duplicates", "replayed", "refused"), 0)
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Read the log.
+
+        Raises:
+            CorruptLog: It is damaged in a place where a crash leaves nothing.
+            StoreError: Somebody else's, or the system's error.
+        """
+        await asyncio.to_thread(self._recover)
+
+    def _recover(self) -> None:
+        first = LogMap(self._files.names(), self._files.read_head, self._identity, self._files.where).first
+        for batch in self._log.recover(after=first - 1):
+            for number, record in enumerate(decode_records(bytes(batch.body), self._files.where), batch.first):
+                self._index.apply(number, record)
+
+    async def join(self, life: Life, *, newest_epoch: int) -> None:
+        """Take input from now on, as a member with fresh agents; what the log holds entered in an earlier membership.
+
+        Args:
+            life: Of this participant.
+            newest_epoch: Highest epoch ever started.
+        """
+        await self._begin(life)
+        record = JoinRecord(newest_epoch, self._log.next - 1)
+        number = self._group.append(encode_record(record))
+        self._index.apply(number, record)
+        await self._group.wait_durable(number)
+        self._demand(life)
+        self.position = number
+        self._let_go(life)
+
+    async def restore(self, life: Life, *, epoch: int, position: int | None, allow_missing: bool = False) -> int:
+        """Take input from now on, after the agents came back from an epoch: what came behind its position enters again.
+
+        To be called when the machine can take messages of the new incarnation, and before it has any from here.
+
+        Args:
+            life: Of this participant, in the new incarnation.
+            epoch: That everybody went back to; 0: the very beginning.
+            position: What this participant's local snapshot says; None: it was no member of that epoch.
+            allow_missing: Go on where inputs are not in the log any more; their tokens are forgotten.
+
+        Returns:
+            How many entered again.
+
+        Raises:
+            InputsMissing: Some are gone, and that is not allowed.
+            RecoveryError: Superseded by another `restore` or `join`.
+        """
+        await self._begin(life)
+        if position is None:
+            position = self._index.position_at(epoch, self._log.next - 1)
+        first = await asyncio.to_thread(self._first)
+        if position >= self._log.next:
+            # The disk was lost, or is an older copy: its numbers must not be given out again.
+            log.warning(
+                "%s: the log ends at %d and the epoch holds inputs up to %d: what was acknowledged after it is lost",
+                self._files.where, self._log.next - 1, position,
+            )  # fmt: skip
+            carried = self._index.carried(self._log.next)
+            self._log.start_anew([encode_record(carried)], first=position + 1)
+            self._group.start()
+            await self._group.wait_durable(position + 1)
+        elif first > position + 1:
+            missing = InputsMissing(self._files.where, wanted=position + 1, first=first)
+            if not allow_missing:
+                raise missing
+            log.warning("%s", missing)
+            self._index.forget(position + 1, first)
+            position = first - 1
+        self.position = position
+        count = await self._replay(life, position)
+        self._let_go(life)
+        return count
+
+    async def _begin(self, life: Life) -> None:
+        """Hold back what enters, wait for the disk, and write as this life from now on."""
+        self._held = True
+        self._life = life
+        self._open.clear()
+        self._cuts.clear()
+        if self._truncating is not None:
+            await asyncio.wait({self._truncating})
+        await self._group.wait_idle()
+        if self._log.failure is not None:
+            raise self._log.failure
+        await asyncio.to_thread(self._folder.take_over, life)
+        self._demand(life)
+        self._log.begin(life)
+        # What was written and has not entered comes with the replay, or belongs to the membership before.
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
+    def _demand(self, life: Life) -> None:
+        if self._life != life or self._closed:
+            raise RecoveryError(f"{self._participant}: another incarnation has begun meanwhile")
+
+    def _first(self) -> int:
+        return LogMap(self._files.names(), self._files.read_head, self._identity, self._files.where).first
+
+    async def _replay(self, life: Life, position: int) -> int:
+        end = self._log.next - 1
+        if position >= end:
+            return 0
+        # Read through a log of its own, in steps: all of them at once may be as much as the log.
+        batches = DurableLog(self._files, self._identity).recover(after=position)
+        count = 0
+        while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+            self._demand(life)
+            records = decode_records(bytes(batch.body), self._files.where)
+            for number, record in inputs_of(batch.first, records):
+                if position < number <= end:
+                    self._enters((_envelope(record), record.envelope))
+                    self.position = number
+                    count += 1
+                    if count % REPLAYED_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                        self._demand(life)
+        self.position = end
+        self._counts["replayed"] += count
+        return count
+
+    def _let_go(self, life: Life) -> None:
+        self._demand(life)
+        self._held = False
+        self._open.set()
+        self._durable(self._log.durable)
+
+    async def close(self) -> None:
+        """Let what is being written end; no more is taken."""
+        self._closed = True
+        self._open.set()
+        if self._truncating is not None:
+            await asyncio.wait({self._truncating})
+        await self._group.close()
+
+    # --- input --------------------------------------------------------------------------------------------------------
+
+    async def add(self, target: AgentId, type_name: str, version: int, body: bytes, *, token: str = "") -> Taken:
+        """Take an input; it is durable on return, and has entered.
+
+        Args:
+            target: An agent anywhere in the cluster.
+            type_name: Registered name of the message's type.
+            version: Registered version.
+            body: Encoded message.
+            token: The client's; "": none.
+
+        Raises:
+            Refused: ``token-conflict``: the token came before with something else; ``ended``: closed meanwhile.
+            Overloaded: The log is full, or the disk does not keep up.
+            LimitExceeded: The message or the token is too long.
+            StoreError: It cannot be written; the participant ends.
+        """
+        hashed = token_hash(self._cluster, check_token(token)) if token else b""
+        digest = input_digest(target, type_name, version, body)
+        await self._open.wait()
+        if self._closed:
+            raise Refused("ended", f"{self._participant} has ended")
+        if hashed:
+            known = self._index.look_up(hashed, digest)
+            if known is not None:
+                await self._group.wait_durable(known.position)
+                self._counts["duplicates"] += 1
+                return Taken(token_message_id(self._cluster, target, token), known.position, duplicate=True)
+        number = self._log.next
+        identity = (
+            token_message_id(self._cluster, target, token)
+            if token
+            else position_message_id(self._cluster, self._participant, number)
+        )
+        envelope = Envelope(identity, OUTSIDE, target, type_name, version, body)
+        data = encode_envelope(envelope)
+        if len(data) > MESSAGE_BYTES_MAX:
+            raise too_long(type_name, len(data))
+        self._check_room(len(data))
+        record = InputRecord(hashed, digest, data)
+        appended = self._group.append(encode_record(record))
+        assert appended == number, "nothing runs in between"
+        self._index.apply(number, record)
+        self._waiting.append((number, (envelope, data)))
+        self._waiting_bytes += len(data)
+        await self._group.wait_durable(number)
+        self._counts["taken"] += 1
+        return Taken(identity, number, duplicate=False)
+
+    def _check_room(self, size: int) -> None:
+        used = self._log.size + self._waiting_bytes
+        if self._waiting_bytes + size > WAITING_BYTES_MAX:
+            self._counts["refused"] += 1
+            raise Overloaded(f"{self._waiting_bytes} bytes of input wait for the disk of {self._participant}")
+        if used + size > self._bytes_max:
+            self._counts["refused"] += 1
+            self._truncate()
+            raise Overloaded(
+                f"the input log of {self._participant} holds {used} bytes that no committed epoch has; the limit is "
+                f"{self._bytes_max}: see why no epoch commits"
+            )
+
+    def _durable(self, number: int) -> None:
+        """Everything up to here is on the disk: it may enter."""
+        if self._held:
+            return
+        fp("input.durable")
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= number:
+            position, delivery = waiting.popleft()
+            self._waiting_bytes -= len(delivery[1])
+            self.position = position
+            self._enters(delivery)
+
+    # --- epochs -------------------------------------------------------------------------------------------------------
+
+    def cut(self, epoch: int) -> int:
+        """The local state of this epoch is being frozen; returns the position that its snapshot holds."""
+        self._cuts[epoch] = self.position
+        return self.position
+
+    def dropped(self, epoch: int) -> None:
+        """The epoch ended otherwise."""
+        self._cuts.pop(epoch, None)
+
+    def committed(self, epoch: int) -> None:
+        """The epoch is committed: what it holds need not be replayed any more, once there is no room."""
+        position = self._cuts.pop(epoch, None)
+        if position is None or self._log.failure is not None or not self._open.is_set() or self._closed:
+            return
+        record = MarkRecord(epoch, position)
+        self._index.apply(self._group.append(encode_record(record)), record)
+        if self._log.newest_ordinal > self._truncated_at or self._log.size > self._bytes_max // 2:
+            self._truncate()
+
+    def _truncate(self) -> None:
+        if self._truncating is None and not self._closed:
+            self._truncating = asyncio.get_running_loop().create_task(self._delete(), name="delete old input")
+            self._truncating.add_done_callback(self._truncated)
+
+    async def _delete(self) -> None:
+        self._truncated_at = self._log.newest_ordinal
+        before = self._index.deletable(tight=self._log.size > self._bytes_max // 2)
+        if before <= await asyncio.to_thread(self._first):
+            return
+        # First what the deleted records told of tokens, then they.
+        carried = self._index.carried(before)
+        if carried.tokens:
+            await self._group.write(encode_record(carried))
+        await self._group.truncate(before)
+
+    def _truncated(self, task: asyncio.Task[None]) -> None:
+        self._truncating = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("%s: old input is not deleted: %s", self._files.where, error)
+
+    def statistics(self) -> dict[str, int]:
+        """Counts since the start, and what is held now."""
+        return {
+            **{f"inputs_{name}": value for name, value in self._counts.items()},
+            "inputs_log_bytes": self._log.size,
+            "inputs_tokens": self._index.tokens,
+            "inputs_syncs": self._log.syncs,
+        }
+
+
+def _envelope(record: InputRecord) -> Envelope:
+    from participant.host import decode_envelope
+
+    return decode_envelope(record.envelope)

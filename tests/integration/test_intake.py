@@ -1,0 +1,370 @@
+"""The input log on real files: acknowledged is durable, a token is taken once, a rollback brings back what came after it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+from typing import Self
+
+import msgspec
+import pytest
+
+from participant.inputs import InputsMissing
+from participant.runtime.intake import Intake
+from participant.runtime.log_files import Life, LocalFolder
+from protocol.errors import FencedError, Overloaded, RecoveryError, Refused, StoreError
+from protocol.ids import AgentId
+from protocol.limits import KIB
+
+AGENT = AgentId("shop/main")
+
+
+class Desk:
+    """An intake, and the machine that it gives messages to."""
+
+    def __init__(self, root, **settings) -> None:
+        self.entered: list[bytes] = []
+        self.ids: list[bytes] = []
+        self.failures: list[Exception] = []
+        self.intake = Intake(
+            LocalFolder(root, "p1"),
+            cluster="shop",
+            participant="p1",
+            enters=self._enter,
+            failed=self.failures.append,
+            **settings,
+        )
+
+    def _enter(self, delivery) -> None:
+        self.entered.append(msgspec.msgpack.decode(delivery[0].body))
+        self.ids.append(delivery[0].id)
+
+    async def __aenter__(self) -> Self:
+        await self.intake.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.intake.close()
+        self.intake._folder.close()
+
+    async def add(self, value: object, token: str = "", **options):
+        return await self.intake.add(AGENT, "order", 1, msgspec.msgpack.encode(value), token=token, **options)
+
+
+async def joined(root, *, session: int = 1, newest_epoch: int = 0, **settings) -> Desk:
+    desk = Desk(root, **settings)
+    await desk.intake.open()
+    await desk.intake.join(Life(1, session), newest_epoch=newest_epoch)
+    return desk
+
+
+async def closed(desk: Desk) -> None:
+    await desk.__aexit__()
+
+
+async def test_inputs_enter_in_the_order_of_their_positions_and_are_durable_when_acknowledged(tmp_path):
+    desk = await joined(tmp_path)
+    taken = await asyncio.gather(*(desk.add(number) for number in range(50)))
+    assert [each.position for each in taken] == list(range(2, 52)), "record 1 says who joined"
+    assert desk.entered == list(range(50))
+    assert desk.intake.position == 51
+    assert desk.intake.statistics()["inputs_syncs"] < 10, "group commit"
+    image = tmp_path / "image"
+    shutil.copytree(tmp_path / "p1", image / "p1")
+    async with Desk(image) as again:
+        assert await again.intake.restore(Life(2, 9), epoch=0, position=1) == 50
+        assert again.entered == list(range(50))
+        assert again.ids == desk.ids
+    await closed(desk)
+
+
+async def test_a_crash_at_every_byte_of_the_log_loses_nothing_that_was_acknowledged(tmp_path):
+    desk = await joined(tmp_path)
+    (name,) = os.listdir(tmp_path / "p1" / "input")
+    path = tmp_path / "p1" / "input" / name
+    sizes: list[tuple[int, int]] = [(path.stat().st_size, 0)]
+    for number in range(3):
+        await desk.add(number, token=f"t{number}")
+        sizes.append((path.stat().st_size, number + 1))
+    await closed(desk)
+    for length in range(sizes[0][0], sizes[-1][0] + 1):
+        there = tmp_path / "there"
+        shutil.rmtree(there, ignore_errors=True)
+        shutil.copytree(tmp_path / "p1", there / "p1")
+        os.truncate(there / "p1" / "input" / name, length)
+        whole = max(count for size, count in sizes if size <= length)
+        async with Desk(there) as again:
+            assert await again.intake.restore(Life(2, 9), epoch=0, position=1) == whole
+            assert again.entered == list(range(whole))
+            for number in range(3):
+                taken = await again.add(number, token=f"t{number}")
+                assert taken.duplicate == (number < whole)
+            assert again.entered == [0, 1, 2]
+
+
+async def test_a_token_is_taken_once_also_by_two_at_the_same_time(tmp_path):
+    desk = await joined(tmp_path)
+    first, second = await asyncio.gather(desk.add(1, token="t"), desk.add(1, token="t"))
+    third = await desk.add(1, token="t")
+    assert (first.duplicate, second.duplicate, third.duplicate) == (False, True, True)
+    assert first.id == second.id == third.id
+    assert first.position == third.position
+    assert desk.entered == [1]
+    assert desk.intake.statistics()["inputs_duplicates"] == 2
+    await closed(desk)
+
+
+async def test_the_same_token_with_something_else_is_an_error_and_enters_nothing(tmp_path):
+    desk = await joined(tmp_path)
+    await desk.add(1, token="t")
+    with pytest.raises(Refused, match="came before with another") as error:
+        await desk.add(2, token="t")
+    assert error.value.code == "token-conflict"
+    with pytest.raises(Refused):
+        await desk.intake.add(AgentId("shop/other"), "order", 1, msgspec.msgpack.encode(1), token="t")
+    assert desk.entered == [1]
+    await closed(desk)
+
+
+async def test_tokens_are_known_after_a_restart_and_after_a_rollback(tmp_path):
+    desk = await joined(tmp_path)
+    taken = await desk.add(1, token="t")
+    await closed(desk)
+    async with Desk(tmp_path) as again:
+        await again.intake.restore(Life(2, 3), epoch=0, position=0)
+        assert again.entered == [1]
+        repeated = await again.add(1, token="t")
+        assert (repeated.duplicate, repeated.id) == (True, taken.id)
+        assert again.entered == [1]
+
+
+async def test_a_rollback_in_the_same_process_brings_back_what_came_after_the_cut(tmp_path):
+    desk = await joined(tmp_path)
+    await desk.add("before")
+    position = desk.intake.cut(1)
+    await desk.add("after")
+    desk.intake.committed(1)
+    desk.entered.clear()
+    assert await desk.intake.restore(Life(2, 1), epoch=1, position=position) == 1
+    assert desk.entered == ["after"]
+    await desk.add("later")
+    assert desk.entered == ["after", "later"]
+    # And once more, from the same epoch: the order is the same.
+    desk.entered.clear()
+    await desk.intake.restore(Life(3, 1), epoch=1, position=position)
+    assert desk.entered == ["after", "later"]
+    await closed(desk)
+
+
+async def test_what_comes_while_a_restore_runs_waits_and_enters_behind_what_comes_again(tmp_path):
+    desk = await joined(tmp_path)
+    for number in range(3):
+        await desk.add(number)
+    restoring = asyncio.ensure_future(desk.intake.restore(Life(2, 1), epoch=0, position=1))
+    await asyncio.sleep(0)
+    adding = [asyncio.ensure_future(desk.add(f"new {number}")) for number in range(3)]
+    desk.entered.clear()
+    await asyncio.gather(restoring, *adding)
+    assert desk.entered == [0, 1, 2, "new 0", "new 1", "new 2"]
+    await closed(desk)
+
+
+async def test_an_input_that_waits_for_the_disk_when_a_rollback_begins_enters_once(tmp_path):
+    desk = await joined(tmp_path)
+    adding = [asyncio.ensure_future(desk.add(number)) for number in range(20)]
+    await asyncio.sleep(0)
+    await desk.intake.restore(Life(2, 1), epoch=0, position=1)
+    await asyncio.gather(*adding)
+    assert desk.entered[-20:] == list(range(20))
+    assert desk.intake.position == 21
+    await closed(desk)
+
+
+async def test_a_newer_restore_supersedes_an_older_one(tmp_path):
+    desk = await joined(tmp_path)
+    await desk.add(1)
+    older = asyncio.ensure_future(desk.intake.restore(Life(2, 1), epoch=0, position=1))
+    await asyncio.sleep(0)
+    newer = asyncio.ensure_future(desk.intake.restore(Life(3, 1), epoch=0, position=1))
+    with pytest.raises(RecoveryError, match="another incarnation has begun meanwhile"):
+        await older
+    await newer
+    assert desk.entered == [1, 1]
+    await closed(desk)
+
+
+async def test_a_member_with_fresh_agents_replays_nothing_and_a_rollback_before_it_nothing_of_earlier_memberships(
+    tmp_path,
+):
+    desk = await joined(tmp_path)
+    await desk.add("first membership")
+    await closed(desk)
+    second = await joined(tmp_path, session=2, newest_epoch=5)
+    assert second.entered == []
+    await second.add("second membership")
+    second.entered.clear()
+    await second.intake.restore(Life(2, 2), epoch=4, position=None)
+    assert second.entered == ["second membership"]
+    second.entered.clear()
+    await second.intake.restore(Life(3, 2), epoch=0, position=None)
+    assert second.entered == ["first membership", "second membership"]
+    second.entered.clear()
+    await second.intake.restore(Life(4, 2), epoch=6, position=None)
+    assert second.entered == []
+    await closed(second)
+
+
+async def test_a_lost_disk_never_gives_the_same_position_twice(tmp_path):
+    desk = Desk(tmp_path)
+    await desk.intake.open()
+    assert await desk.intake.restore(Life(2, 7), epoch=3, position=500) == 0
+    taken = await desk.add("new")
+    assert taken.position > 500
+    await closed(desk)
+    async with Desk(tmp_path) as again:
+        await again.intake.restore(Life(3, 7), epoch=3, position=500)
+        assert again.entered == ["new"]
+
+
+async def test_a_process_that_was_replaced_acknowledges_nothing_any_more(tmp_path):
+    zombie = await joined(tmp_path)
+    await zombie.add(1)
+    successor = Desk(tmp_path)
+    await successor.intake.open()
+    await successor.intake.restore(Life(2, 2), epoch=0, position=1)
+    with pytest.raises(FencedError):
+        await zombie.add(2)
+    assert zombie.entered == [1]
+    assert isinstance(zombie.failures[0], FencedError)
+    await successor.add(3)
+    assert successor.entered == [1, 3]
+    with pytest.raises(FencedError):
+        await zombie.intake.restore(Life(1, 1), epoch=0, position=1)
+    await closed(zombie)
+    await closed(successor)
+
+
+async def test_a_failed_sync_is_told_to_the_client_and_ends_the_log(tmp_path, monkeypatch):
+    desk = await joined(tmp_path)
+    real = os.fdatasync
+
+    def failing(descriptor: int) -> None:
+        monkeypatch.setattr(os, "fdatasync", real)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", failing)
+    with pytest.raises(StoreError, match="EIO"):
+        await desk.add(1)
+    with pytest.raises(StoreError):
+        await desk.add(2)
+    assert desk.entered == []
+    assert len(desk.failures) == 1
+    await closed(desk)
+
+
+async def test_a_full_log_refuses_input_until_epochs_commit(tmp_path):
+    desk = await joined(tmp_path, bytes_max=1024 * KIB)
+    blob = b"x" * (40 * KIB)
+    added = itertools.count()
+
+    async def add_for_ever() -> None:
+        while True:
+            await desk.add(blob, token=f"t{next(added)}")
+
+    with pytest.raises(Overloaded, match="no committed epoch has"):
+        await add_for_ever()
+    added = next(added) - 1
+    assert 20 <= added <= 26
+    assert not desk.failures
+    desk.intake.cut(1)
+    desk.intake.committed(1)
+    await _until_deleted(desk)
+    await desk.add(blob)
+    assert desk.intake.statistics()["inputs_log_bytes"] < 512 * KIB
+    # What left is still known by its token.
+    assert (await desk.add(blob, token="t0")).duplicate
+    await closed(desk)
+    async with Desk(tmp_path, bytes_max=1024 * KIB) as again:
+        await again.intake.restore(Life(2, 2), epoch=1, position=added + 1)
+        assert (await again.add(blob, token="t1")).duplicate
+        assert len(again.entered) == 1
+
+
+async def _until_deleted(desk: Desk) -> None:
+    await desk.intake._group.wait_idle()
+    while desk.intake._truncating is not None:
+        await asyncio.wait({desk.intake._truncating})
+
+
+async def test_a_log_stays_bounded_over_a_thousand_epochs(tmp_path):
+    desk = await joined(tmp_path, bytes_max=1024 * KIB)
+    blob = b"x" * (16 * KIB)
+    most = 0
+    for epoch in range(1, 301):
+        await desk.add(blob, token=f"t{epoch}")
+        desk.intake.cut(epoch)
+        desk.intake.committed(epoch)
+        await _until_deleted(desk)
+        most = max(most, desk.intake.statistics()["inputs_log_bytes"])
+    assert most < 700 * KIB
+    files = os.listdir(tmp_path / "p1" / "input")
+    assert sum((tmp_path / "p1" / "input" / name).stat().st_size for name in files) < 700 * KIB
+    await closed(desk)
+
+
+async def test_going_back_beyond_what_was_deleted_is_refused_by_name_and_can_be_allowed(tmp_path):
+    desk = await joined(tmp_path, bytes_max=1024 * KIB)
+    blob = b"x" * (40 * KIB)
+    first = desk.intake.cut(1)
+    for number in range(18):
+        await desk.add(blob, token=f"t{number}")
+    desk.intake.cut(2)
+    desk.intake.committed(2)
+    await _until_deleted(desk)
+    await desk.add("newest")
+    desk.entered.clear()
+    with pytest.raises(InputsMissing, match="what they hold has been deleted") as error:
+        await desk.intake.restore(Life(2, 1), epoch=1, position=first)
+    assert error.value.wanted == 2
+    count = await desk.intake.restore(Life(3, 1), epoch=1, position=first, allow_missing=True)
+    assert count >= 1
+    assert desk.entered[-1] == "newest"
+    # A client that never heard, or hears of the loss, sends it again: it is taken.
+    assert not (await desk.add(blob, token="t0")).duplicate
+    await closed(desk)
+
+
+async def test_input_waits_for_membership_and_ends_with_the_participant(tmp_path):
+    desk = Desk(tmp_path)
+    await desk.intake.open()
+    adding = asyncio.ensure_future(desk.add(1))
+    await asyncio.sleep(0.01)
+    assert not adding.done()
+    await desk.intake.join(Life(1, 1), newest_epoch=0)
+    await adding
+    await closed(desk)
+    late = Desk(tmp_path)
+    await late.intake.open()
+    adding = asyncio.ensure_future(late.add(2))
+    await asyncio.sleep(0)
+    await closed(late)
+    with pytest.raises(Refused, match="has ended"):
+        await adding
+
+
+async def test_another_cluster_s_log_is_refused(tmp_path):
+    desk = await joined(tmp_path)
+    await desk.add(1)
+    await closed(desk)
+    other = Intake(
+        LocalFolder(tmp_path, "p1"),
+        cluster="another",
+        participant="p1",
+        enters=lambda _: None,
+        failed=lambda _: None,
+    )
+    with pytest.raises(StoreError, match="participant p1 in cluster shop"):
+        await other.open()
+    await other.close()

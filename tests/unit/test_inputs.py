@@ -1,0 +1,129 @@
+"""Identity of outside input, and what an input log's records say of tokens and epochs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from participant.inputs import (
+    MARKS_KEPT,
+    InputIndex,
+    InputRecord,
+    JoinRecord,
+    MarkRecord,
+    TokensRecord,
+    check_token,
+    decode_records,
+    encode_record,
+    input_digest,
+    inputs_of,
+    position_message_id,
+    token_hash,
+    token_message_id,
+)
+from protocol.errors import LimitExceeded, ObjectCorrupt, Refused
+
+
+def taken(token: str, *, body: bytes = b"body") -> InputRecord:
+    hashed = token_hash("shop", token) if token else b""
+    return InputRecord(hashed, input_digest("a/b", "order", 1, body), b"envelope")
+
+
+def index_of(*records, **settings) -> InputIndex:
+    index = InputIndex(**settings)
+    for position, record in enumerate(records, 1):
+        index.apply(position, record)
+    return index
+
+
+def looked_up(index: InputIndex, token: str, *, body: bytes = b"body"):
+    return index.look_up(token_hash("shop", token), input_digest("a/b", "order", 1, body))
+
+
+def test_records_come_back_as_they_were():
+    records = [taken("t"), MarkRecord(3, 9), JoinRecord(2, 4), TokensRecord(((b"t" * 16, b"d" * 16, 5),))]
+    body = b"\x94" + b"".join(encode_record(record) for record in records)
+    assert decode_records(body, "here") == records
+    assert [number for number, _ in inputs_of(7, records)] == [7]
+
+
+@pytest.mark.parametrize("body", [b"", b"\x91\x01", b"\x91\x91\xa5other", b"\xc1"])
+def test_other_bytes_are_not_an_input_log_s(body):
+    with pytest.raises(ObjectCorrupt, match="here"):
+        decode_records(body, "here")
+
+
+def test_a_token_is_known_with_its_position_and_only_for_what_it_came_with():
+    index = index_of(taken("one"), taken("two"))
+    assert looked_up(index, "two").position == 2
+    assert looked_up(index, "three") is None
+    with pytest.raises(Refused, match="came before with another") as error:
+        looked_up(index, "one", body=b"another")
+    assert error.value.code == "token-conflict"
+
+
+def test_digests_and_ids_depend_on_all_that_was_asked_for():
+    digests = {
+        input_digest(target, name, version, body)
+        for target in ("a/b", "a/c")
+        for name in ("order", "orde")
+        for version in (1, 2)
+        for body in (b"x", b"y")
+    }
+    assert len(digests) == 16
+    ids = {token_message_id(cluster, target, token) for cluster in "ab" for target in ("x/y", "x/z") for token in "tu"}
+    ids |= {
+        position_message_id(cluster, member, position) for cluster in "ab" for member in "pq" for position in (1, 2)
+    }
+    assert len(ids) == 16
+    assert token_hash("a", "t") != token_hash("b", "t")
+
+
+@pytest.mark.parametrize("token", ["", "x" * 257, "line\nbreak", "\0"])
+def test_what_is_no_token_is_refused(token):
+    with pytest.raises(LimitExceeded, match="a token is 1 to 256"):
+        check_token(token)
+
+
+def test_with_room_the_last_epochs_can_all_be_replayed_and_without_it_only_the_newest():
+    index = index_of(*[MarkRecord(epoch, 10 * epoch) for epoch in range(1, MARKS_KEPT)])
+    assert index.deletable(tight=False) == 0
+    assert index.deletable(tight=True) == 10 * (MARKS_KEPT - 1) + 1
+    index.apply(1_000, MarkRecord(MARKS_KEPT, 10 * MARKS_KEPT))
+    assert index.deletable(tight=False) == 11
+    index.apply(1_001, MarkRecord(MARKS_KEPT + 1, 10 * (MARKS_KEPT + 1)))
+    assert index.deletable(tight=False) == 21
+    assert index.newest_mark == MarkRecord(MARKS_KEPT + 1, 10 * (MARKS_KEPT + 1))
+    assert InputIndex().deletable(tight=True) == 0
+
+
+def test_tokens_of_what_is_deleted_are_carried_on_up_to_a_bound_the_newest_of_them():
+    index = index_of(*[taken(f"t{number}") for number in range(10)], tokens_kept=3)
+    carried = index.carried(9)
+    assert [position for _, _, position in carried.tokens] == [6, 7, 8]
+    assert index.tokens == 5
+    again = InputIndex()
+    again.apply(20, carried)
+    assert looked_up(again, "t7").position == 8
+    assert looked_up(again, "t9") is None
+
+
+def test_inputs_that_are_lost_can_come_again_under_their_tokens():
+    index = index_of(taken("a"), taken("b"), taken("c"))
+    index.forget(2, 3)
+    assert looked_up(index, "a") is not None
+    assert looked_up(index, "b") is None
+    assert looked_up(index, "c") is not None
+
+
+def test_a_restore_to_an_epoch_before_a_membership_replays_from_where_it_began():
+    index = index_of(JoinRecord(0, 0), taken("a"), JoinRecord(5, 2), taken("b"), JoinRecord(9, 4))
+    assert index.position_at(0, 99) == 0
+    assert index.position_at(5, 99) == 2
+    assert index.position_at(6, 99) == 4
+    assert index.position_at(10, 99) == 99
+
+
+def test_records_are_append_only_for_older_readers():
+    longer = msgspec.msgpack.encode(["mark", 3, 9, "later"])
+    assert decode_records(b"\x91" + longer, "here") == [MarkRecord(3, 9)]
