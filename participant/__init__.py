@@ -24,9 +24,11 @@ if TYPE_CHECKING:
         OutputDiverged,
         OutputRefused,
         ParticipantEvent,
+        Restored,
         SinkFailing,
     )
     from participant.failure import Backoff, DeadLetter, DeadLettered, Retry, Stop, Stopped
+    from participant.restoring import Restoration
     from participant.runtime.participant import Participant
     from participant.state import keyed, value
 
@@ -46,6 +48,8 @@ __all__ = [
     "Participant",
     "ParticipantConfig",
     "ParticipantEvent",
+    "Restoration",
+    "Restored",
     "Retry",
     "SinkFailing",
     "Stop",
@@ -73,9 +77,11 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
                 "OutputDiverged",
                 "OutputRefused",
                 "ParticipantEvent",
+                "Restored",
                 "SinkFailing",
             ),
             "failure": ("Backoff", "DeadLetter", "DeadLettered", "Retry", "Stop", "Stopped"),
+            "restoring": ("Restoration",),
             "runtime.participant": ("Participant",),
             "state": ("keyed", "value"),
         },

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from participant.context import Context
     from participant.failure import FailurePolicy
+    from participant.restoring import Restoration
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
@@ -170,6 +171,13 @@ class Agent:
 
     async def on_start(self, ctx: Context) -> None:
         """Called once, as a turn, before the first message of a fresh agent; not after a restore."""
+
+    async def on_restored(self, ctx: Context, what: Restoration) -> None:
+        """Called after each restore, as a turn, before any message: to reopen files and connections, to warm caches.
+
+        A turn like any other: it may change state and send. A plain attribute still holds what the abandoned incarnation left
+        in it, or what ``__init__`` set where the agent came to another participant.
+        """
 
     def capture(self) -> Any:  # noqa: ANN401 - whatever can be saved
         """The agent's own kind of state, as plain data; implemented together with `restore`."""

@@ -51,6 +51,9 @@ class ParticipantConfig:
     store: str | ObjectStore = ""
     """Where local snapshots go: ``file:/path``, ``/path``, ``memory:name``, or a store. All participants and coordinators
     share one."""
+    local: str | None = None
+    """Folder on this machine's own disk for what a participant remembers over restarts; participants may share it. Without
+    one, only sessions keep a participant's lives apart."""
     ca_file: str | None = None
     """The authority that coordinators' ``https://`` certificates are checked against (``tls/ca.pem`` of ``cleancut keys
     init``); None: what this machine trusts."""

@@ -60,6 +60,15 @@ class EpochPartFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """The cluster was rolled back: the agents here run again with the state of this epoch, all in one incarnation."""
+
+    epoch: int
+    """0: the start; agents are fresh."""
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkFailing:
     """A sink takes nothing at the moment; what was emitted to it waits, and is tried again for ever."""
 
@@ -88,6 +97,7 @@ ParticipantEvent: TypeAlias = (
     | EpochCommitted
     | EpochAborted
     | EpochPartFailed
+    | Restored
     | DeadLettered
     | Stopped
     | SinkFailing

@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 from blake3 import blake3
 
-from participant.agent import Handler
+from participant.agent import Agent, Handler
 from participant.context import Context, encode_envelope
 from participant.failure import DeadLettered, FailureOutcome, RetryAfter, Stopped, decide, describe
+from participant.restoring import RESTORED_TYPE, Restoration, restored_message
 from protocol.errors import LocalProtocolError, RecoveryError, UndecodableMessage
 from protocol.ids import MESSAGE_ID_BYTES, AgentId
 from protocol.messages import Envelope
@@ -35,7 +36,6 @@ from protocol.messages import Envelope
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 
-    from participant.agent import Agent
     from participant.codec import MessageRegistry
     from participant.serializers import PickleAllowed
     from participant.state import CutClock
@@ -45,6 +45,7 @@ START_TYPE: Final = "cleancut.start"
 """Registered name of the message that has `Agent.on_start` called."""
 
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
+_decode_restoration = msgspec.msgpack.Decoder(Restoration).decode
 
 
 def decode_envelope(data: bytes) -> Envelope:
@@ -222,6 +223,7 @@ class AgentHost:
     __slots__ = (
         "_dispatch",
         "_timer_ordinal",
+        "_wants_restored",
         "agent",
         "attempts",
         "dead",
@@ -274,8 +276,10 @@ class AgentHost:
         """Agent ids that were sent to and found legal."""
         self._timer_ordinal = 0
         self._dispatch: dict[tuple[str, int], tuple[Callable[[bytes], Any], Handler]] = {
-            (START_TYPE, 1): (_no_message, _start_handler(type(agent).on_start))
+            (START_TYPE, 1): (_no_message, _start_handler(type(agent).on_start)),
+            (RESTORED_TYPE, 1): (_decode_restoration, Handler("on_restored", type(agent).on_restored)),
         }
+        self._wants_restored = type(agent).on_restored is not Agent.on_restored
         for cls, entry in agent.__cleancut_handlers__.items():
             registered = registry.type_of(cls)
             self._dispatch[registered.name, registered.version] = (registered.schema.decode, entry)
@@ -285,6 +289,20 @@ class AgentHost:
         identity = blake3(f"{START_TYPE}\0{cluster}\0{self.id}".encode()).digest(length=MESSAGE_ID_BYTES)
         envelope = Envelope(identity, self.id, self.id, START_TYPE, 1, b"\xc0")
         self.mailbox.appendleft((envelope, encode_envelope(envelope)))
+
+    def come_back(self, cluster: str, what: Restoration, flying: Iterable[tuple[Envelope, bytes]]) -> None:
+        """After `load`: what was in flight comes behind the mailbox, and `on_restored` is called as the first turn.
+
+        Args:
+            cluster: Its name.
+            what: What the agent is told.
+            flying: Messages that were in flight to it, each channel in its order.
+        """
+        # What told of an earlier restore, and was not handled before the cut, is not news any more.
+        self.mailbox = deque(delivery for delivery in self.mailbox if delivery[0].type != RESTORED_TYPE)
+        self.mailbox.extend(flying)
+        if self._wants_restored:
+            self.mailbox.appendleft(restored_message(self.id, cluster, what))
 
     def deliver(self, envelope: Envelope, data: bytes) -> None:
         """Put a message at the end of the mailbox. Drivers may append to `mailbox` themselves."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
@@ -16,9 +16,43 @@ if TYPE_CHECKING:
     from participant.host import AgentHost
     from participant.serializers import PickleAllowed
     from protocol.manifest import AgentSnapshot, ChunkRef
+    from protocol.outputs import Output
 
 _raws: Final = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _timers: Final = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]]).decode
+
+
+class SavedAgent(NamedTuple):
+    """An agent's part as it comes out of a store, verified and not yet decoded."""
+
+    fields: dict[str, SavedField]
+    mailbox: list[bytes]
+    timers: list[tuple[int, bytes]]
+    outputs: list[Output]
+
+
+def read_agent(snapshot: AgentSnapshot, read: Callable[[Iterable[ChunkRef]], bytes]) -> SavedAgent:
+    """All bytes of an agent's part; may run in a thread.
+
+    Args:
+        snapshot: The agent's part.
+        read: Verified bytes of chunks, joined.
+
+    Raises:
+        StoreError: From `read`; `ObjectCorrupt` also for a mailbox that is none.
+    """
+    fields = {
+        field.name: SavedField(
+            field.shape, field.serializer, [read(segment) for segment in field.segments], read(field.removed)
+        )
+        for field in snapshot.fields
+    }
+    return SavedAgent(
+        fields,
+        split_envelopes(read(snapshot.mailbox), f"mailbox of {snapshot.id}"),
+        split_timers(read(snapshot.timers), f"timers of {snapshot.id}"),
+        list(decode_outputs(read(snapshot.outputs), f"outputs of {snapshot.id}")),
+    )
 
 
 def load_agent(
@@ -42,16 +76,16 @@ def load_agent(
         RecoveryError: The part does not fit the agent's class.
         StoreError: From `read`; `ObjectCorrupt` also for a mailbox that is none.
     """
-    fields = {
-        field.name: SavedField(
-            field.shape, field.serializer, [read(segment) for segment in field.segments], read(field.removed)
-        )
-        for field in snapshot.fields
-    }
-    mailbox = split_envelopes(read(snapshot.mailbox), f"mailbox of {snapshot.id}")
-    timers = split_timers(read(snapshot.timers), f"timers of {snapshot.id}")
-    outputs = decode_outputs(read(snapshot.outputs), f"outputs of {snapshot.id}")
-    host.load(fields, mailbox=mailbox, timers=timers, outputs=outputs, dead=snapshot.dead, now=now, allowed=allowed)
+    saved = read_agent(snapshot, read)
+    host.load(
+        saved.fields,
+        mailbox=saved.mailbox,
+        timers=saved.timers,
+        outputs=saved.outputs,
+        dead=snapshot.dead,
+        now=now,
+        allowed=allowed,
+    )
 
 
 def split_envelopes(data: bytes, name: str) -> list[bytes]:

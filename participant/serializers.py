@@ -25,7 +25,7 @@ _SEAL: Final = object()
 
 
 class PickleAllowed:
-    """The right to unpickle what one verified manifest names; made by `allow_pickle` alone.
+    """The right to unpickle what one verified manifest names; made by `allow_pickle`, and by `allow_own_pickle`.
 
     Attributes:
         epoch: Whose objects may be unpickled.
@@ -60,6 +60,11 @@ def allow_pickle(manifest: bytes, keys: ClusterKeys, *, allow_cloudpickle: bool)
     if not verify_signature(manifest, decoded, keys):
         raise ObjectCorrupt("get", "manifest", "its signature does not verify; nothing of it is unpickled")
     return PickleAllowed(cast("Epoch", decoded.epoch), _SEAL)
+
+
+def allow_own_pickle() -> PickleAllowed:
+    """The right to unpickle what this process wrote into its own memory; no store has seen it."""
+    return PickleAllowed(cast("Epoch", 0), _SEAL)
 
 
 def pickle_bytes(value: object) -> bytes:

@@ -38,7 +38,7 @@ from protocol.reading import EpochReader
 from protocol.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
     from participant.events import ParticipantEvent
@@ -216,6 +216,8 @@ class Cluster:
         self.store: ObjectStore = MemoryStore(self._name) if store is None else store
         self.conductor = Conductor(cluster=self._name, store=self.store, keys=ClusterKeys.from_secret(SECRET))
         self.participants: dict[str, Participant] = {}
+        self._crashed: dict[str, tuple[Agent, ...]] = {}
+        self._kinds = {agent.kind: type(agent) for group in self._groups for agent in group}
         self._hosts: dict[str, Participant] = {}
         self._agents: dict[str, Agent] = {}
         self._registry = MessageRegistry.of_agents([agent for group in self._groups for agent in group], self._messages)
@@ -223,25 +225,7 @@ class Cluster:
     async def __aenter__(self) -> Self:
         """All participants are members and all `on_start` have run."""
         for number, group in enumerate(self._groups, 1):
-            name = f"p{number}"
-            participant = Participant(
-                *group,
-                id=name,
-                cluster=self._name,
-                transport="memory",
-                store=self.store,
-                secret=SECRET,
-                messages=self._registry.types(),
-                sinks=self._sinks,
-                allow_cloudpickle=True,
-                control=LocalControl(self.conductor),
-                wire=MemoryTransport(name, self.hub),
-                clock=self.clock,
-            )
-            self.participants[name] = participant
-            for agent in group:
-                self._hosts[agent.id] = participant
-                self._agents[agent.id] = agent
+            self._make(f"p{number}", group)
         started: list[Participant] = []
         try:
             for participant in self.participants.values():
@@ -254,6 +238,31 @@ class Cluster:
                 await participant.__aexit__(None, None, None)
             raise
         return self
+
+    def _make(self, name: str, group: Sequence[Agent]) -> Participant:
+        participant = Participant(
+            *group,
+            id=name,
+            cluster=self._name,
+            transport="memory",
+            store=self.store,
+            secret=SECRET,
+            messages=self._registry.types(),
+            takes=self._kinds,
+            sinks=self._sinks,
+            allow_cloudpickle=True,
+            control=LocalControl(self.conductor),
+            wire=MemoryTransport(name, self.hub),
+            clock=self.clock,
+        )
+        self.participants[name] = participant
+        for agent in group:
+            self._hosts[agent.id] = participant
+            self._agents[agent.id] = agent
+        return participant
+
+    async def _start(self, name: str, group: Sequence[Agent]) -> None:
+        await self._make(name, group).__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -339,6 +348,50 @@ class Cluster:
         finally:
             outcome.cancel()
         return EpochView(self.store, manifest, self._registry)
+
+    async def crash(self, participant: str) -> None:
+        """End a participant as ``kill -9`` does: what it had not saved in an epoch is gone. `restore` brings it back.
+
+        Args:
+            participant: ``p1``, ``p2``, ...
+        """
+        crashed = self.participants.pop(participant)
+        await crashed.__aexit__(None, None, None)
+        self.conductor.lose(participant)
+        self._crashed[participant] = tuple(type(agent)(agent.id.partition("/")[2]) for agent in crashed.agents)
+
+    async def restore(
+        self,
+        epoch: EpochView | None = None,
+        *,
+        placement: Mapping[str, Sequence[str]] | None = None,
+        elapsed: float = 0.0,
+    ) -> None:
+        """Take the whole cluster back to an epoch, those that crashed included; returns when its agents run again.
+
+        Agents of those that crashed are made anew with their name alone.
+
+        Args:
+            epoch: Committed; None: the start, fresh agents.
+            placement: Participant -> ids of its agents, where they are to move.
+            elapsed: Seconds since the epoch, for timers that were due meanwhile.
+
+        Raises:
+            Refused: A participant cannot take its part; the sentence says which and why.
+        """
+        for name in sorted(self._crashed):
+            await self._start(name, self._crashed.pop(name))
+        await self.conductor.wait_registered(*self.participants)
+        placed = None if placement is None else {name: tuple(agents) for name, agents in placement.items()}
+        outcome = self.conductor.begin_rollback(
+            0 if epoch is None else epoch.number, placement=placed, elapsed_ns=round(elapsed * _NS_PER_SECOND)
+        )
+        await outcome
+        await self.conductor.wait_members(*self.participants)
+        for participant in self.participants.values():
+            for agent in participant.agents:
+                self._hosts[agent.id] = participant
+                self._agents[agent.id] = agent
 
     def events(self, agent: str) -> AsyncIterator[ParticipantEvent]:
         """Events of the participant that hosts an agent; as `Participant.events`."""

@@ -68,8 +68,13 @@ POINTS: Final[Mapping[str, str]] = {
     "sink.file_synced": "Lines are durable in a sink's file, and its index does not know. In a thread.",
     "sink.before_commit": "Rows and tokens of a batch are in a transaction that is not committed. In a thread.",
     "sink.after_commit": "Rows and tokens of a batch are committed, and nobody knows. In a thread.",
-    "input.before_commit": "Inputs are in the log's transaction, not committed. In a thread.",
-    "input.after_commit": "Inputs are durable in the log; no client has been told, no agent has them. In a thread.",
+    "input.durable": "Inputs are durable in the log; no client has been told, no agent has them.",
+    # Participant, one step.
+    "effect.before_claim": "A step is about to be claimed in the effect ledger.",
+    "effect.claimed": "The claim is durable; the call is not made.",
+    "effect.called": "The call has returned; nobody has recorded its result.",
+    "effect.before_record": "A step's end is about to be recorded.",
+    "effect.recorded": "A step's end is durable; its turn does not know it.",
     # Coordinator that leads, in the order of an epoch.
     "start.before_propose": "An epoch is about to be proposed to the ledger.",
     "start.applied": "The entry that starts an epoch is in the ledger; no order has left.",
@@ -96,6 +101,7 @@ POINTS: Final[Mapping[str, str]] = {
     "restored.applied": "Acknowledgements are in the ledger; the leader has not acted on them.",
     # Participant, in the order of a rollback.
     "restore.halted": "The restore order has come: no turn runs, nothing is on the disk of it.",
+    "restore.before_read": "The epoch's manifest is about to be read. In a thread.",
     "restore.entered": "The incarnation is on the participant's disk; no state is loaded.",
     "restore.loaded": "State and in-flight messages are loaded; nobody knows.",
     "restored.after_send": "The acknowledgement has been handed to the control connection's socket.",

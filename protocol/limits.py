@@ -45,6 +45,8 @@ UPLOAD_RETRY_NS: Final = 5_000_000_000
 of the failure must reach the coordinators before the deadline does."""
 UPLOADS_MAX: Final = 2
 """Finished packs of one epoch that wait in memory to become durable."""
+RESTORE_RETRY_NS: Final = 10_000_000_000
+"""How long a store that does not answer is asked again before a restore fails; the leader then begins another."""
 PARKED_FRAMES_BYTES_MAX: Final = 4 * MIB
 """Frames of an incarnation or session that the sender already knows of and we do not yet; more are dropped and sent again."""
 RECORDING_BYTES_MAX: Final = 256 * MIB

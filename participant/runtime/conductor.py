@@ -10,6 +10,8 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from protocol.cut import check_cut
 from protocol.digests import digest, manifest_key, snapshot_key
 from protocol.documents import channel_table, decode_local_snapshot, packs_of, sign_manifest
@@ -33,6 +35,9 @@ from protocol.messages import (
     Register,
     Registered,
     RegisterRefused,
+    Restore,
+    Restored,
+    RestoreFailed,
     StartEpoch,
     TopologyAccepted,
     TopologyChanged,
@@ -43,7 +48,7 @@ from protocol.messages import (
 from protocol.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from participant.runtime.control import ControlSink
     from protocol.ids import ClusterName
@@ -70,6 +75,8 @@ class _Seat:
         self.line = line
         self.accepted = 0
         self.leaving = False
+        self.agents = register.agents
+        """Placed on it."""
 
 
 class _Open:
@@ -80,6 +87,15 @@ class _Open:
         self.reason = reason
         self.outcome = outcome
         self.reports: dict[str, LocalReport] = {}
+
+
+class _Rollback:
+    """A rollback that runs."""
+
+    def __init__(self, order: Restore, outcome: asyncio.Future[dict[str, str]]) -> None:
+        self.order = order
+        self.outcome = outcome
+        self.restored: dict[str, str] = {}
 
 
 class Conductor:
@@ -111,6 +127,9 @@ class Conductor:
         self._epochs = 0
         self._open: dict[int, _Open] = {}
         self._stale = False
+        self._lost = False
+        """Somebody was: until a rollback nothing else changes."""
+        self._rollback: _Rollback | None = None
         self._previous = ""
         self._changed = asyncio.Event()
         self.term = 1
@@ -127,6 +146,10 @@ class Conductor:
     async def wait_members(self, *names: str) -> None:
         """Until exactly these are members and all of them have accepted the topology."""
         await self._wait(lambda: set(self.topology.participants()) == set(names) and self._settled())
+
+    async def wait_registered(self, *names: str) -> None:
+        """Until exactly these have a session."""
+        await self._wait(lambda: set(self._seats) == set(names))
 
     async def epoch(self, reason: str = "manual") -> int:
         """Take an epoch and wait until it has ended.
@@ -203,6 +226,75 @@ class Conductor:
         self._stale = True
         self._settle()
 
+    def begin_rollback(
+        self, epoch: int, *, placement: Mapping[str, tuple[str, ...]] | None = None, elapsed_ns: int = 0
+    ) -> asyncio.Future[dict[str, str]]:
+        """Take everybody who is registered back to an epoch, in the next incarnation.
+
+        Args:
+            epoch: Committed; 0: the start.
+            placement: Participant -> its agents, where that is not what it registered.
+            elapsed_ns: Since the epoch; timers that were due meanwhile are overdue.
+
+        Returns:
+            Participant -> digest over what it took, once all run again. Fails with `Refused` if one cannot take its part.
+        """
+        for number in list(self._open):
+            self.abort(number, "a rollback began")
+        self.incarnation += 1
+        self._lost = self._stale = False
+        for name, seat in self._seats.items():
+            seat.accepted = 0
+            seat.agents = (placement or {}).get(name, seat.agents)
+        self._make_topology()
+        manifest = self.manifests.get(epoch)
+        order = Restore(
+            term=self.term,
+            session=0,
+            incarnation=self.incarnation,
+            epoch=epoch,
+            manifest="" if manifest is None else digest(sign_manifest(manifest, self._keys)),
+            newest_epoch=self._epochs,
+            elapsed_ns=elapsed_ns,
+            version=self.topology.version,
+            members=self.topology.members,
+        )
+        outcome: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._rollback = _Rollback(order, outcome)
+        for seat in list(self._seats.values()):
+            self.order_restore(seat.register.participant)
+        return outcome
+
+    def order_restore(self, participant: str) -> None:
+        """Say the order of the rollback that runs, perhaps again."""
+        if self._rollback is not None:
+            seat = self._seats[participant]
+            self._say(participant, msgspec.structs.replace(self._rollback.order, session=seat.session))
+
+    def _restored(self, seat: _Seat, message: Restored | RestoreFailed) -> None:
+        rollback = self._rollback
+        if rollback is None or message.incarnation != self.incarnation:
+            return
+        name = seat.register.participant
+        if isinstance(message, RestoreFailed):
+            self._rollback = None
+            rollback.outcome.set_exception(Refused(f"restore-{message.kind}", f"{name}: {message.cause}"))
+            rollback.outcome.exception()
+            return
+        rollback.restored[name] = message.state
+        if len(rollback.restored) == len(self.topology.members):
+            self._rollback = None
+            for each in list(self._seats.values()):
+                self._send_topology(each)
+            rollback.outcome.set_result(rollback.restored)
+
+    def lose(self, participant: str) -> None:
+        """A participant's process has died. The others keep their topology: a rollback comes next."""
+        self._seats.pop(participant)
+        for number in list(self._open):
+            self.abort(number, f"{participant} was lost")
+        self._lost = True
+
     # --- from participants --------------------------------------------------------------------------------------------
 
     def received(self, line: Line, message: ToCoordinator) -> None:
@@ -229,6 +321,10 @@ class Conductor:
                 self.progress.append(message)
             case EpochRequested():
                 self.requested.append(message.reason)
+            case Restored() | RestoreFailed():
+                seat = self._seat_of(message.session)
+                if seat is not None:
+                    self._restored(seat, message)
             case Heartbeat():
                 pass
         self._settle()
@@ -268,7 +364,9 @@ class Conductor:
             )
         )
         member = self.topology.member(ParticipantId(message.participant))
-        if member is not None and member.session == seat.session:
+        if member is not None and member.session == seat.session and self._rollback is not None:
+            self.order_restore(message.participant)
+        elif member is not None and member.session == seat.session:
             self._send_topology(seat)
             for number, state in self._open.items():
                 self._say(
@@ -355,27 +453,30 @@ class Conductor:
 
     def _settle(self) -> None:
         """Between epochs, joins and leaves take effect."""
-        if self._stale and not self._open:
+        if self._stale and not self._open and self._rollback is None and not self._lost:
             self._stale = False
             for name, seat in list(self._seats.items()):
                 if seat.leaving:
                     if seat.line is not None:
                         seat.line.say(Left(term=self.term, session=seat.session))
                     del self._seats[name]
-            members = tuple(
-                Member(
-                    id=name,
-                    session=seat.session,
-                    address=seat.register.address,
-                    agents=seat.register.agents,
-                    targets=seat.register.targets,
-                )
-                for name, seat in sorted(self._seats.items())
-            )
-            self.topology = Topology(TopologyVersion(self.topology.version + 1), members)
+            self._make_topology()
             for seat in list(self._seats.values()):
                 self._send_topology(seat)
         self._changed.set()
+
+    def _make_topology(self) -> None:
+        members = tuple(
+            Member(
+                id=name,
+                session=seat.session,
+                address=seat.register.address,
+                agents=seat.agents,
+                targets=seat.register.targets,
+            )
+            for name, seat in sorted(self._seats.items())
+        )
+        self.topology = Topology(TopologyVersion(self.topology.version + 1), members)
 
     def _send_topology(self, seat: _Seat) -> None:
         self._say(

@@ -16,6 +16,8 @@ import logging
 import os
 import secrets
 from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from participant.agent import Agent
@@ -30,6 +32,7 @@ from participant.events import (
     Member,
     OutputDiverged,
     OutputRefused,
+    Restored,
     SinkFailing,
 )
 from participant.failure import DeadLettered, DeadLetters, Stopped
@@ -46,6 +49,7 @@ from participant.machine_events import (
     EnterTopology,
     EpochWanted,
     FrameArrived,
+    HaltAgents,
     KeepLocal,
     LeaveRequested,
     LocalFailed,
@@ -54,7 +58,9 @@ from participant.machine_events import (
     MessageIngested,
     PeerConnected,
     PeerDisconnected,
+    PersistIncarnation,
     RecordLocal,
+    RestoreLocal,
     SendControl,
     SendFrame,
     SetTimer,
@@ -63,14 +69,16 @@ from participant.machine_events import (
 )
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.control import Control, ControlClient
+from participant.runtime.log_files import LocalFolder
 from participant.runtime.outlet import Outlet
 from participant.runtime.pump import Pump
+from participant.runtime.restorer import Restorer
 from participant.runtime.tasks import TaskSet
 from participant.runtime.uploader import Uploader
 from participant.state import CutClock
 from protocol.errors import ConfigError, FencedError, Overloaded, Refused, SnapshotError, WireError
 from protocol.failpoints import arm_failpoints, fp
-from protocol.ids import MESSAGE_ID_BYTES, AgentId, ParticipantId, agent_id
+from protocol.ids import MESSAGE_ID_BYTES, AgentId, ParticipantId, agent_id, check_name
 from protocol.keys import ClusterKeys, read_secret, trust
 from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX
 from protocol.messages import Envelope, EpochFailed, Heartbeat, LocalReport, Register
@@ -110,6 +118,8 @@ class Participant:
         agents: Hosted here; their ids are unique in the cluster.
         id: As `ParticipantConfig.id`; the other settings likewise.
         messages: Types that no handler here takes, but that agents here send.
+        takes: Agents that may come here from a participant that stays away: their classes, called with the agent's name, or
+            kind -> what makes such an agent from its name.
         sinks: Where agents here emit to (`Context.emit`); all participants of the cluster that emit to one name the same sink.
         control: In place of a connection to `coordinators`; for tests.
         wire: In place of the transport that `transport` names; for tests.
@@ -131,6 +141,7 @@ class Participant:
         secret_file: str | None = None,
         secret: bytes | None = None,
         messages: Iterable[type] = (),
+        takes: Iterable[type[Agent]] | Mapping[str, Callable[[str], Agent]] = (),
         sinks: Iterable[Sink] = (),
         control: Control | None = None,
         wire: Transport | None = None,
@@ -180,16 +191,15 @@ class Participant:
         self._timer: Cancellable | None = None
         self.record_ns_max = 0
         """Longest that a cut has held the loop, nanoseconds."""
-        registry = MessageRegistry.of_agents(agents, self._messages)
+        self._restored_epoch = 0
+        self._factories = _factories(takes)
+        classes = [each for each in self._factories.values() if isinstance(each, type)]
+        registry = MessageRegistry.of_agents((*agents, *classes), self._messages)
         self._registry = registry
         self._cut_clock = CutClock()
         self._hosts = [AgentHost(agent, registry, self._cut_clock) for agent in agents]
         self._check_pickle()
-        self._machine = ParticipantMachine(
-            self.id,
-            max_concurrent_epochs=self.config.max_concurrent_epochs,
-            recording_bytes_max=self.config.recording_bytes_max,
-        )
+        self._machine = self._make_machine(entered=0)
         self._carry: dict[type[Any], Callable[[Any], None]] = {
             DeliverToAgents: self._deliver_to_agents,
             SendFrame: self._send_frame,
@@ -201,6 +211,9 @@ class Participant:
             AnnounceEpoch: self._announce_epoch,
             SendControl: self._send_control,
             EnterTopology: self._enter_topology,
+            HaltAgents: self._halt_agents,
+            PersistIncarnation: self._persist_incarnation,
+            RestoreLocal: self._restore_local,
             DeadLetter: self._dead_letter,
             EndParticipant: self._end_participant,
         }
@@ -252,6 +265,25 @@ class Participant:
             cluster=config.cluster_name,
             participant=self.id,
             store=store,
+            clock=self._clock,
+            tasks=self._tasks,
+            sink=self,
+        )
+        folder = await asyncio.to_thread(self._open_folder)
+        self._restorer = Restorer(
+            self._hosts,
+            factories=self._factories,
+            registry=self._registry,
+            cut_clock=self._cut_clock,
+            pump=self._pump,
+            uploader=self._uploader,
+            outlet=self._outlet,
+            folder=folder,
+            store=store,
+            keys=keys,
+            cluster=config.cluster_name,
+            participant=self.id,
+            allow_cloudpickle=config.allow_cloudpickle,
             clock=self._clock,
             tasks=self._tasks,
             sink=self,
@@ -383,7 +415,12 @@ class Participant:
     @property
     def agents(self) -> tuple[Agent, ...]:
         """The agents hosted here; look, do not touch."""
-        return self._agents
+        return tuple(host.agent for host in self._hosts)
+
+    @property
+    def incarnation(self) -> int:
+        """That this participant is in; 0: none yet."""
+        return self._machine.incarnation
 
     @property
     def session(self) -> int:
@@ -578,11 +615,12 @@ class Participant:
             boot_id=self._boot_id,
             build=__version__,
             address=self._wire.address,
-            agents=tuple(sorted(host.id for host in self._hosts)),
+            agents=tuple(sorted(agent.id for agent in self._agents)),
             agent_versions={agent.kind: agent.state_version for agent in self._agents},
             targets=self.config.targets,
             session=self._machine.session,
-            incarnation=self._machine.incarnation,
+            incarnation=self._machine.entered,
+            kinds=tuple(sorted(self._factories)),
         )
 
     def heartbeat_message(self) -> Heartbeat | None:
@@ -687,14 +725,36 @@ class Participant:
         self._wire.set_peers({str(peer): address for peer, address in effect.peers.items()})
         topology = effect.topology
         if effect.first:
-            for host in self._hosts:
-                host.start_fresh(self.config.cluster)
+            if not effect.restored:
+                member = topology.member(self.id)
+                assert member is not None, "a topology without us"
+                self._restorer.start(member.agents)
             self._pump.start()
+            if effect.restored:
+                self._tell(Restored(epoch=self._restored_epoch, incarnation=self._machine.incarnation))
         self._outlet.enter(self._machine.incarnation, self._machine.session)
         self._tell(
             Member(session=self._machine.session, topology=topology.version, participants=topology.participants())
         )
         self._member.set()
+
+    def _halt_agents(self, effect: HaltAgents) -> None:
+        self._restorer.halt()
+
+    def _persist_incarnation(self, effect: PersistIncarnation) -> None:
+        self._restorer.persist(effect.incarnation, self._machine.session)
+
+    def _restore_local(self, effect: RestoreLocal) -> None:
+        self._restored_epoch = effect.order.epoch
+        self._restorer.restore(effect.order)
+
+    def restore_stepped(self, event: Event) -> None:
+        """From the restorer: a step of a restore is done, or cannot be."""
+        self._step(event)
+
+    def restore_fenced(self, error: SnapshotError) -> None:
+        """From the restorer: a later life of this participant is on its disk."""
+        self._end(error)
 
     def _dead_letter(self, effect: DeadLetter) -> None:
         envelope, data = effect.message
@@ -781,6 +841,25 @@ class Participant:
                     "allow_cloudpickle", f"agent {agent.id} keeps its state with cloudpickle; allow it explicitly"
                 )
 
+    def _make_machine(self, *, entered: int) -> ParticipantMachine:
+        return ParticipantMachine(
+            self.id,
+            max_concurrent_epochs=self.config.max_concurrent_epochs,
+            recording_bytes_max=self.config.recording_bytes_max,
+            entered=entered,
+            has_disk=self.config.local is not None,
+        )
+
+    def _open_folder(self) -> LocalFolder | None:
+        """What earlier lives left on the disk. Blocks."""
+        if self.config.local is None:
+            return None
+        folder = LocalFolder(Path(self.config.local), self.id)
+        life = folder.highest()
+        if life is not None:
+            self._machine = self._make_machine(entered=life.incarnation)
+        return folder
+
     async def _open_store(self) -> ObjectStore:
         from protocol.storage import ensure_format, open_store
 
@@ -817,6 +896,23 @@ class Participant:
             )
         settings = MqttSettings.from_url(config.transport, tls=tls)
         return MqttTransport(cluster=config.cluster_name, participant=self.id, settings=settings)
+
+
+def _factories(
+    takes: Iterable[type[Agent]] | Mapping[str, Callable[[str], Agent]],
+) -> dict[str, Callable[[str], Agent]]:
+    if isinstance(takes, Mapping):
+        return {check_name("agent kind", kind): factory for kind, factory in takes.items()}
+    found: dict[str, Callable[[str], Agent]] = {}
+    for cls in takes:
+        if not _is_agent_class(cls):
+            raise ConfigError("takes", f"{cls!r} is no agent class")
+        found[cls.kind] = cls
+    return found
+
+
+def _is_agent_class(candidate: object) -> bool:
+    return isinstance(candidate, type) and issubclass(candidate, Agent)
 
 
 def _check_agents(agents: Sequence[object]) -> None:

@@ -192,6 +192,32 @@ class Pump:
             self._timer.cancel()
             self._timer = None
 
+    def halt(self) -> None:
+        """Abandon all turns, the running ones too, and begin none until `start`.
+
+        A handler that goes on although its task is cancelled finds its turn closed: nothing that it does has an effect.
+        """
+        self._running = False
+        self._ready.clear()
+        self._sends.clear()
+        self._wakes.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        busy, self._busy = self._busy, {}
+        for worker in busy:
+            worker.discard()
+            if worker.task is not None:
+                worker.task.cancel()
+        for runner in self._runners.values():
+            if runner.host.turn is not None:
+                runner.host.turn.abandon()
+
+    def set_hosts(self, hosts: Iterable[AgentHost]) -> None:
+        """After `halt`: the agents that are here from now on."""
+        assert not self._running, "agents change between two incarnations"
+        self._runners = {host.id: _Runner(host) for host in hosts}
+
     def _burst(self, runner: _Runner, now: int, end: int | None = None) -> None:
         """Some turns of one agent in a row, until the slice's end (monotonic, None: whoever calls looks after that)."""
         host = runner.host
@@ -326,7 +352,7 @@ class Pump:
         else:
             worker = _Worker(runner, turn, coroutine)
             # Not in the context of whatever called us: it may be the dirty one of a turn that ended just now.
-            self._tasks.spawn(self._work(worker), name="agent turns", context=self._context.copy())
+            worker.task = self._tasks.spawn(self._work(worker), name="agent turns", context=self._context.copy())
         self._busy[worker] = None
 
     async def _work(self, worker: _Worker) -> None:
@@ -338,7 +364,7 @@ class Pump:
             try:
                 await self._run_awaiting(*worker.take())
             finally:
-                del self._busy[worker]
+                self._busy.pop(worker, None)
             # What a handler left behind (a cancellation that it swallowed, a context variable) is not the next one's.
             if task.cancelling() or len(self._idle) >= _WORKERS_IDLE_MAX or contextvars.copy_context() != pristine:
                 return
@@ -354,20 +380,27 @@ class Pump:
                 await coroutine
             finally:
                 TURN_CONTEXT.reset(token)
+            if runner.host.turn is not turn:
+                return  # abandoned by `halt`
             if self._closing:
                 turn.abandon()
                 return
             result = turn.commit(self._clock.now())
         except asyncio.CancelledError as error:
+            if runner.host.turn is not turn:
+                raise
             if self._closing:
                 turn.abandon()
                 raise
             # The handler cancelled itself, or something that it awaited was cancelled: a failure like any other.
             self._failed(runner, turn, error)
         except Exception as error:  # noqa: BLE001 - the user's code: its failure policy decides
+            if runner.host.turn is not turn:
+                return
             self._failed(runner, turn, error)
         except BaseException:
-            turn.abandon()
+            if runner.host.turn is turn:
+                turn.abandon()
             raise
         else:
             self.mailbox_bytes -= size
@@ -383,10 +416,11 @@ class Pump:
 class _Worker:
     """A task's letter box."""
 
-    __slots__ = ("_job", "work_came")
+    __slots__ = ("_job", "task", "work_came")
 
     def __init__(self, runner: _Runner, turn: Turn, coroutine: Coroutine[Any, Any, None]) -> None:
         self._job: tuple[_Runner, Turn, Coroutine[Any, Any, None]] | None = (runner, turn, coroutine)
+        self.task: asyncio.Task[None] | None = None
         self.work_came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def give(self, runner: _Runner, turn: Turn, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -93,6 +93,7 @@ class Uploader:
         sink: UploaderSink,
     ) -> None:
         self._hosts = hosts
+        self._cut_clock = cut_clock
         self._capturer = Capturer(cut_clock)
         self._cluster = cluster
         self._participant = participant
@@ -143,6 +144,12 @@ class Uploader:
         """The epoch is committed: what was written for it may be named again."""
         self._parts.pop(epoch, None)
         self._capturer.committed(epoch)
+
+    def renew(self) -> None:
+        """Agents were loaded from an epoch: nothing that was written before counts as known here."""
+        for epoch in list(self._parts):
+            self.drop(epoch)
+        self._capturer = Capturer(self._cut_clock)
 
     def close(self) -> None:
         """Drop everything."""

@@ -1,0 +1,286 @@
+"""The driver's half of a restore: reads an epoch's objects in threads, and loads agents on the loop, a few at a time.
+
+Everything is checked against the digest that names it, from the manifest (whose digest the order brings from the ledger)
+down to each chunk. Nothing is delivered before all of it is loaded: what cannot be taken fails the restore by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from participant.capture import Capturer
+from participant.loading import load_agent, read_agent, split_envelopes
+from participant.restoring import Plan, Restoration, StateHash, in_flight, plan
+from participant.runtime.backoff import Backoff
+from participant.serializers import allow_pickle
+from participant.state import CutClock
+from protocol.contents import decode_envelope
+from protocol.digests import manifest_key, snapshot_key
+from protocol.documents import decode_local_snapshot, decode_manifest
+from protocol.errors import ObjectCorrupt, ObjectMissing, RecoveryError, StoreError
+from protocol.failpoints import fp_store
+from protocol.ids import ClusterName, Epoch
+from protocol.limits import CONTENT_BYTES_MAX, MANIFEST_BYTES_MAX, RESTORE_RETRY_NS, SNAPSHOT_OBJECT_BYTES_MAX
+from protocol.pack import ChunkReader
+from protocol.storage.memory import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from participant.host import AgentHost
+    from participant.loading import SavedAgent
+    from participant.machine_events import Delivery
+    from participant.runtime.clock import Clock
+    from participant.serializers import PickleAllowed
+    from protocol.ids import ParticipantId
+    from protocol.keys import ClusterKeys
+    from protocol.manifest import AgentSnapshot, ChunkRef, LocalSnapshot, Manifest
+    from protocol.messages import Restore
+    from protocol.ports import ObjectStore
+
+T = TypeVar("T")
+
+BATCH_AGENTS: Final = 32
+"""Agents that one thread reads before the loop loads them."""
+
+
+class Loaded(NamedTuple):
+    """A restore that went through."""
+
+    hosts: list[AgentHost]
+    state: str
+    """Digest over what was taken."""
+    unrouted: tuple[Delivery, ...]
+
+
+class _Sources(NamedTuple):
+    """The objects that a plan needs, read and checked."""
+
+    plan: Plan
+    manifest: Manifest | None
+    snapshots: dict[str, LocalSnapshot]
+    flying: dict[str, list[Delivery]]
+    unrouted: list[Delivery]
+    allowed: PickleAllowed | None
+
+
+class Beginning:
+    """Agents as their ``__init__`` made them: what a restore to the start gives them back.
+
+    Args:
+        hosts: Before their first turn.
+        clock: The participant's cuts; nothing of this is seen on it.
+    """
+
+    def __init__(self, hosts: Sequence[AgentHost], clock: CutClock) -> None:
+        own = CutClock()
+        for host in hosts:
+            _on_clock(host, own)
+        frozen = Capturer(own).freeze(1, hosts, now=0)
+        store = MemoryStore(ClusterName("beginning"))
+        for slices in (frozen.slices(), frozen.channel_slices(())):
+            for pack in slices:
+                if pack is not None:
+                    store.put(pack.key, pack.data)
+        for host in hosts:
+            _on_clock(host, clock)
+        self._snapshots = {snapshot.id: snapshot for snapshot in frozen.agent_snapshots()}
+        self._reader = ChunkReader(store)
+
+    def load(self, host: AgentHost, *, now: int, allowed: PickleAllowed | None) -> None:
+        """Give an agent its first state back."""
+        load_agent(host, self._snapshots[host.id], self._read, now=now, allowed=allowed)
+
+    def _read(self, refs: Iterable[ChunkRef]) -> bytes:
+        return self._reader.join(refs, size_max=CONTENT_BYTES_MAX)
+
+
+def _on_clock(host: AgentHost, clock: CutClock) -> None:
+    host.state.clock = clock
+    for cell in host.state.cells.values():
+        cell.start(clock)
+
+
+class Loader:
+    """Loads one restore order after the other."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        keys: ClusterKeys,
+        cluster: ClusterName,
+        participant: ParticipantId,
+        allow_cloudpickle: bool,
+        clock: Clock,
+        host_of: Callable[[str], AgentHost],
+        fresh: Callable[[AgentHost, int], None],
+    ) -> None:
+        """Set up.
+
+        Args:
+            store: Of the cluster.
+            keys: For the manifest's signature, where something is to be unpickled.
+            cluster: Its name.
+            participant: This one.
+            allow_cloudpickle: The participant's setting.
+            clock: Instants.
+            host_of: The host of an agent that is placed here, made if there is none; raises `RecoveryError` if its kind is
+                not known here.
+            fresh: Makes an agent begin from its beginning; host, now.
+        """
+        self._store = store
+        self._keys = keys
+        self._cluster = cluster
+        self._participant = participant
+        self._allow_cloudpickle = allow_cloudpickle
+        self._clock = clock
+        self._host_of = host_of
+        self._fresh = fresh
+
+    async def load(self, order: Restore) -> Loaded:
+        """Give the agents placed here what the order's epoch holds of them.
+
+        Raises:
+            ObjectCorrupt: An object is not what it must be, or is gone.
+            RecoveryError: The code here does not fit the state.
+            StoreError: The store does not answer.
+        """
+        sources = await self._retried(lambda: self._read_sources(order))
+        state = StateHash()
+        hosts = {agent: self._host_of(agent) for agents in sources.plan.agents.values() for agent in agents}
+        for agent in sources.plan.fresh:
+            hosts[agent] = self._host_of(agent)
+        reader = ChunkReader(self._store)
+        for batch in _batches(sources):
+            saved = await self._retried(partial(_read_batch, batch, reader))
+            for (source, snapshot), part in zip(batch, saved, strict=True):
+                self._load_one(hosts[snapshot.id], source, snapshot, part, sources, order)
+                state.agent(snapshot, sources.flying.get(snapshot.id, ()))
+            await asyncio.sleep(0)
+        for agent in sources.plan.fresh:
+            self._fresh(hosts[agent], self._clock.now())
+            state.fresh(agent)
+        ordered = [hosts[agent] for agent in sorted(hosts)]
+        return Loaded(ordered, state.digest(), tuple(sources.unrouted))
+
+    def _load_one(
+        self,
+        host: AgentHost,
+        source: str,
+        snapshot: AgentSnapshot,
+        saved: SavedAgent,
+        sources: _Sources,
+        order: Restore,
+    ) -> None:
+        flying = sources.flying.get(snapshot.id, [])
+        timers = [(left - order.elapsed_ns, data) for left, data in saved.timers]
+        host.load(
+            saved.fields,
+            mailbox=saved.mailbox,
+            timers=timers,
+            outputs=saved.outputs,
+            dead=snapshot.dead,
+            now=self._clock.now(),
+            allowed=sources.allowed,
+        )
+        what = Restoration(
+            epoch=order.epoch,
+            incarnation=order.incarnation,
+            host=source,
+            running=snapshot.running,
+            waiting=snapshot.mailbox_count,
+            in_flight=len(flying),
+            timers=sum(left > 0 for left, _ in timers),
+            overdue=sum(left <= 0 for left, _ in timers),
+        )
+        host.come_back(self._cluster, what, flying)
+
+    # --- in threads ---------------------------------------------------------------------------------------------------
+
+    def _read_sources(self, order: Restore) -> _Sources:
+        manifest, allowed = None, None
+        if order.epoch:
+            key = manifest_key(Epoch(order.epoch))
+            fp_store("restore.before_read", key)
+            data = self._store.get(key, size_max=MANIFEST_BYTES_MAX)
+            manifest = decode_manifest(data, expected=order.manifest, name=key)
+            if self._allow_cloudpickle:
+                allowed = allow_pickle(data, self._keys, allow_cloudpickle=True)
+        wanted = plan(self._participant, order.members, manifest)
+        named = {} if manifest is None else {member.participant: member.snapshot for member in manifest.members}
+        snapshots = {source: self._read_snapshot(named[source]) for source in wanted.sources()}
+        flying: dict[str, list[Delivery]] = {}
+        unrouted: list[Delivery] = []
+        reader = ChunkReader(self._store)
+        for source, snapshot in snapshots.items():
+            heir = source in wanted.inherits
+            if heir:
+                name = f"unrouted messages of {source}"
+                held = split_envelopes(_join(reader, snapshot.unrouted), name)
+                unrouted += [(decode_envelope(data, name), data) for data in held]
+            here = frozenset(wanted.agents.get(source, ()))
+            theirs = frozenset(agent.id for agent in snapshot.agents)
+            for channel in snapshot.incoming:
+                name = f"channel {channel.source}->{source}"
+                items = _join(reader, channel.chunks)
+                mine, others = in_flight(channel, items, name, here=here, theirs=theirs)
+                for delivery in mine:
+                    flying.setdefault(delivery[0].target, []).append(delivery)
+                if heir:
+                    unrouted += others
+        return _Sources(wanted, manifest, snapshots, flying, unrouted, allowed)
+
+    def _read_snapshot(self, named: str) -> LocalSnapshot:
+        key = snapshot_key(named)
+        return decode_local_snapshot(self._store.get(key, size_max=SNAPSHOT_OBJECT_BYTES_MAX), expected=named, name=key)
+
+    async def _retried(self, work: Callable[[], T]) -> T:
+        """Run in a thread, again while the store does not answer."""
+        backoff = Backoff(first=0.05, most=1.0)
+        give_up = self._clock.now() + RESTORE_RETRY_NS
+        while True:
+            try:
+                return await asyncio.to_thread(work)
+            except (ObjectCorrupt, ObjectMissing):
+                raise
+            except StoreError:
+                if self._clock.now() >= give_up:
+                    raise
+                await asyncio.sleep(backoff.next())
+
+
+def failure_kind(error: Exception) -> str:
+    """Which kind of `RestoreFailed` an error is."""
+    if isinstance(error, ObjectCorrupt | ObjectMissing):
+        return "corrupt"
+    return "store" if isinstance(error, StoreError) else "unfit"
+
+
+def _batches(sources: _Sources) -> Iterator[list[tuple[str, AgentSnapshot]]]:
+    batch: list[tuple[str, AgentSnapshot]] = []
+    for source, agents in sources.plan.agents.items():
+        known: Mapping[str, AgentSnapshot] = {agent.id: agent for agent in sources.snapshots[source].agents}
+        for agent in agents:
+            snapshot = known.get(agent)
+            if snapshot is None:
+                raise RecoveryError(
+                    f"the local snapshot of {source} does not hold agent {agent}, which its manifest names"
+                )
+            batch.append((source, snapshot))
+            if len(batch) == BATCH_AGENTS:
+                yield batch
+                batch = []
+    if batch:
+        yield batch
+
+
+def _read_batch(batch: list[tuple[str, AgentSnapshot]], reader: ChunkReader) -> list[SavedAgent]:
+    """In a thread."""
+    return [read_agent(snapshot, partial(_join, reader)) for _, snapshot in batch]
+
+
+def _join(reader: ChunkReader, refs: Iterable[ChunkRef]) -> bytes:
+    return reader.join(refs, size_max=CONTENT_BYTES_MAX)

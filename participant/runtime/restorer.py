@@ -1,0 +1,219 @@
+"""Carries out a restore order: halts the agents, keeps the incarnation on the disk, has the epoch loaded.
+
+The order of these steps, and what is late, is the machine's (`participant.machine_restore`); here is only the doing. Which
+agents are here may change with each restore: `hosts` is one list that pump, uploader and outlet share.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from participant.host import AgentHost
+from participant.machine_events import IncarnationPersisted, LocalNotRestored, LocalRestored
+from participant.runtime.loader import Beginning, Loader, failure_kind
+from participant.runtime.log_files import Life
+from participant.serializers import allow_own_pickle
+from protocol.errors import FencedError, RecoveryError, SnapshotError
+from protocol.failpoints import fp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from participant.agent import Agent
+    from participant.codec import MessageRegistry
+    from participant.machine_events import Event
+    from participant.runtime.clock import Clock
+    from participant.runtime.log_files import LocalFolder
+    from participant.runtime.outlet import Outlet
+    from participant.runtime.pump import Pump
+    from participant.runtime.tasks import TaskSet
+    from participant.runtime.uploader import Uploader
+    from participant.state import CutClock
+    from protocol.ids import ClusterName, ParticipantId
+    from protocol.keys import ClusterKeys
+    from protocol.messages import Restore
+    from protocol.ports import ObjectStore
+
+log = logging.getLogger("cleancut.participant.restore")
+
+
+class RestorerSink(Protocol):
+    """Where outcomes go; called on the loop, must not block."""
+
+    def restore_stepped(self, event: Event) -> None:
+        """For the machine."""
+        ...
+
+    def restore_fenced(self, error: SnapshotError) -> None:
+        """This process must end."""
+        ...
+
+
+class Restorer:
+    """Restores of one participant."""
+
+    def __init__(
+        self,
+        hosts: list[AgentHost],
+        *,
+        factories: Mapping[str, Callable[[str], Agent]],
+        registry: MessageRegistry,
+        cut_clock: CutClock,
+        pump: Pump,
+        uploader: Uploader,
+        outlet: Outlet,
+        folder: LocalFolder | None,
+        store: ObjectStore,
+        keys: ClusterKeys,
+        cluster: ClusterName,
+        participant: ParticipantId,
+        allow_cloudpickle: bool,
+        clock: Clock,
+        tasks: TaskSet,
+        sink: RestorerSink,
+    ) -> None:
+        """Set up; the hosts have not run a turn yet.
+
+        Args:
+            hosts: Shared with pump, uploader and outlet; changed in place.
+            factories: Kind -> how an agent of it is made from its name, for agents that come from others.
+            registry: Message types known here.
+            cut_clock: The participant's cuts.
+            pump: Of the agents.
+            uploader: Of their epochs.
+            outlet: Of their outputs.
+            folder: Where the incarnation is kept; None: nowhere.
+            store: Of the cluster.
+            keys: Of the cluster.
+            cluster: Its name.
+            participant: This one.
+            allow_cloudpickle: The participant's setting.
+            clock: Instants.
+            tasks: The participant's.
+            sink: The participant.
+        """
+        self._hosts = hosts
+        self._factories = factories
+        self._registry = registry
+        self._cut_clock = cut_clock
+        self._pump = pump
+        self._uploader = uploader
+        self._outlet = outlet
+        self._folder = folder
+        self._cluster = cluster
+        self._participant = participant
+        self._clock = clock
+        self._tasks = tasks
+        self._sink = sink
+        self._known: dict[str, AgentHost] = {host.id: host for host in hosts}
+        """All that were here at any time: an agent that went and comes back is the same object."""
+        self._beginnings = dict.fromkeys(self._known, Beginning(hosts, cut_clock))
+        self._allow_cloudpickle = allow_cloudpickle
+        self._loader = Loader(
+            store=store,
+            keys=keys,
+            cluster=cluster,
+            participant=participant,
+            allow_cloudpickle=allow_cloudpickle,
+            clock=clock,
+            host_of=self._host_of,
+            fresh=self._begin_again,
+        )
+        self._loading: asyncio.Task[None] | None = None
+
+    def halt(self) -> None:
+        """No turn runs from here on."""
+        fp("restore.halted")
+        if self._loading is not None:
+            self._loading.cancel()
+        self._pump.halt()
+
+    def persist(self, incarnation: int, session: int) -> None:
+        """Put this life's incarnation onto the disk, and tell the machine."""
+        self._tasks.spawn(self._persist(Life(incarnation, session)), name=f"enter incarnation {incarnation}")
+
+    def restore(self, order: Restore) -> None:
+        """Load the order's epoch, and tell the machine."""
+        if self._loading is not None:
+            self._loading.cancel()
+        name = f"restore incarnation {order.incarnation}"
+        self._loading = self._tasks.spawn(self._restore(order), name=name)
+
+    def start(self, placed: Iterable[str]) -> None:
+        """These agents are here from now on, fresh; for a participant that joins."""
+        wanted = frozenset(placed)
+        self._be_here([host for host in self._hosts if host.id in wanted])
+        for host in self._hosts:
+            host.start_fresh(self._cluster)
+
+    # --- inside -------------------------------------------------------------------------------------------------------
+
+    async def _persist(self, life: Life) -> None:
+        assert self._folder is not None, "a number without a disk"
+        try:
+            await asyncio.to_thread(self._folder.take_over, life)
+        except FencedError as error:
+            self._sink.restore_fenced(error)
+        except SnapshotError as error:
+            log.warning("incarnation %d is not on the disk: %s", life.incarnation, error)
+            self._sink.restore_stepped(LocalNotRestored(incarnation=life.incarnation, kind="store", cause=str(error)))
+        else:
+            fp("restore.entered")
+            self._sink.restore_stepped(IncarnationPersisted(incarnation=life.incarnation))
+
+    async def _restore(self, order: Restore) -> None:
+        began = self._clock.now()
+        try:
+            loaded = await self._loader.load(order)
+            self._outlet.check(loaded.hosts)
+        except SnapshotError as error:
+            self._failed(order, failure_kind(error), str(error))
+        except Exception as error:  # an agent's own restore() or factory may raise anything
+            log.exception("incarnation %d: the part cannot be taken", order.incarnation)
+            self._failed(order, failure_kind(error), f"{type(error).__name__}: {error}")
+        else:
+            self._be_here(loaded.hosts)
+            self._outlet.enter(order.incarnation, order.session)
+            self._outlet.restored(loaded.hosts, epoch=order.epoch)
+            fp("restore.loaded")
+            took_ns = self._clock.now() - began
+            log.info("epoch %d loaded for incarnation %d in %.3f s", order.epoch, order.incarnation, took_ns / 1e9)
+            self._sink.restore_stepped(
+                LocalRestored(
+                    incarnation=order.incarnation, state=loaded.state, unrouted=loaded.unrouted, took_ns=took_ns
+                )
+            )
+
+    def _failed(self, order: Restore, kind: str, cause: str) -> None:
+        log.error("incarnation %d: epoch %d cannot be restored here: %s", order.incarnation, order.epoch, cause)
+        self._sink.restore_stepped(LocalNotRestored(incarnation=order.incarnation, kind=kind, cause=cause))
+
+    def _be_here(self, hosts: list[AgentHost]) -> None:
+        self._hosts[:] = hosts
+        self._pump.set_hosts(hosts)
+        self._uploader.renew()
+
+    def _host_of(self, agent: str) -> AgentHost:
+        """The host of an agent that is placed here."""
+        known = self._known.get(agent)
+        if known is not None:
+            return known
+        kind, _, name = agent.partition("/")
+        factory = self._factories.get(kind)
+        if factory is None:
+            raise RecoveryError(f"agent {agent} is placed on {self._participant}, which knows no agents of kind {kind}")
+        made = factory(name)
+        if getattr(made, "id", None) != agent:
+            raise RecoveryError(f"what was made for agent {agent} calls itself {getattr(made, 'id', made)!r}")
+        host = AgentHost(made, self._registry, self._cut_clock)
+        self._known[host.id] = host
+        self._beginnings[host.id] = Beginning([host], self._cut_clock)
+        return host
+
+    def _begin_again(self, host: AgentHost, now: int) -> None:
+        """An agent that the epoch does not hold: as its ``__init__`` made it."""
+        allowed = allow_own_pickle() if self._allow_cloudpickle else None
+        self._beginnings[host.id].load(host, now=now, allowed=allowed)
+        host.start_fresh(self._cluster)
