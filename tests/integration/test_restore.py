@@ -199,8 +199,8 @@ async def test_running_turn_begins_again_and_what_it_still_does_has_no_effect() 
         epoch = await cluster.epoch()
         assert len(epoch.mailbox("account/a")) == 1
         agent = cluster["account/a"]
-        await cluster.restore(epoch)
         agent.holding.clear()
+        await cluster.restore(epoch)
         await agent.holding.wait()
         assert agent.told[-1].running
         assert len(agent.wrote_late) == 2
