@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 from blake3 import blake3
 
-from participant.schema import Schema, is_pydantic, type_name
+from participant.schema import Schema, hook_in, is_pydantic, type_name
 from protocol.errors import ConfigError, LimitExceeded, UndecodableMessage, Unsavable
 from protocol.limits import MESSAGE_BYTES_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from participant.agent import Agent
 
@@ -34,21 +34,28 @@ RESERVED_PREFIX: Final = "cleancut."
 """Names of the messages that hosts make themselves."""
 
 
-def message(name: str, *, version: int = 1) -> Callable[[C], C]:
+def message(name: str, *, version: int = 1, renamed_from: Sequence[str] = ()) -> Callable[[C], C]:
     """Give a message class its registered name and version; without it: the class's own name, version 1.
 
     ::
 
-        @message("order", version=2)
+        @message("order", version=2, renamed_from=("Order",))
         class Order(msgspec.Struct, frozen=True): ...
+
+    Args:
+        name: Travels with each message.
+        version: Likewise; raise it when old messages cannot be read any more.
+        renamed_from: Names that the same type, in this version, had before: messages under them, in flight or in an epoch, are
+            taken as this type.
     """
-    if not name or len(name) > NAME_LENGTH_MAX or not name.isprintable() or name.startswith(RESERVED_PREFIX):
-        raise ConfigError("message", f"{ascii(name)[:80]} is no name for a message type")
+    for each in (name, *renamed_from):
+        if not each or len(each) > NAME_LENGTH_MAX or not each.isprintable() or each.startswith(RESERVED_PREFIX):
+            raise ConfigError("message", f"{ascii(each)[:80]} is no name for a message type")
     if version < 1:
         raise ConfigError("message", f"version of {name!r} is {version}; versions start at 1")
 
     def mark(cls: C) -> C:
-        setattr(cls, _MARK, (name, version))
+        setattr(cls, _MARK, (name, version, tuple(renamed_from)))
         return cls
 
     return mark
@@ -64,14 +71,14 @@ def is_message_type(candidate: object) -> bool:
 class MessageType:
     """One registered type."""
 
-    __slots__ = ("cls", "name", "schema", "version")
+    __slots__ = ("cls", "name", "old_names", "schema", "version")
 
     def __init__(self, cls: type) -> None:
         if not is_message_type(cls):
             shown = getattr(cls, "__qualname__", repr(cls))
             raise ConfigError("messages", f"{shown} is neither a dataclass nor a msgspec Struct nor a pydantic model")
         self.cls = cls
-        self.name, self.version = cls.__dict__.get(_MARK, (cls.__name__, 1))
+        self.name, self.version, self.old_names = cls.__dict__.get(_MARK, (cls.__name__, 1, ()))
         try:
             self.schema = Schema(cls)
         except TypeError as error:
@@ -109,16 +116,17 @@ class MessageRegistry:
         if cls in self._by_type:
             return
         entry = MessageType(cls)
-        key = (entry.name, entry.version)
-        other = self._by_name.get(key)
-        if other is not None:
-            raise ConfigError(
-                "messages",
-                f"{_path(cls)} and {_path(other.cls)} are both registered as {entry.name!r} version {entry.version}; "
-                f"give one another name with @message",
-            )
+        names = (entry.name, *entry.old_names)
+        for name in names:
+            other = self._by_name.get((name, entry.version))
+            if other is not None:
+                raise ConfigError(
+                    "messages",
+                    f"{_path(cls)} and {_path(other.cls)} are both registered as {name!r} version {entry.version}; "
+                    f"give one another name with @message",
+                )
         self._by_type[cls] = entry
-        self._by_name[key] = entry
+        self._by_name.update(dict.fromkeys(((name, entry.version) for name in names), entry))
 
     def encode(self, value: Any, agent: str = "") -> tuple[str, int, bytes]:  # noqa: ANN401 - a registered type
         """Registered name, version and encoded body.
@@ -144,6 +152,30 @@ class MessageRegistry:
         if len(body) > MESSAGE_BYTES_MAX:
             raise LimitExceeded(f"message {entry.name!r} of {len(body)} bytes; at most {MESSAGE_BYTES_MAX} are sent")
         return entry.name, entry.version, body
+
+    def encode_json(self, name: str, version: int, text: bytes) -> tuple[str, int, bytes]:
+        """A message that came as JSON, as `encode` gives it.
+
+        Args:
+            name: Registered name, or one that the type had before.
+            version: Registered version; 0: the newest.
+            text: JSON of the message: an object with its fields. Bytes are base64 text, times ISO 8601.
+
+        Raises:
+            UndecodableMessage: Unknown name or version, or JSON that does not fit the registered type.
+            LimitExceeded: Longer than `MESSAGE_BYTES_MAX`.
+        """
+        known = version or max((number for other, number in self._by_name if other == name), default=0)
+        entry = self._by_name.get((name, known))
+        if entry is None:
+            raise UndecodableMessage(self.why_not(name, version, ""))
+        try:
+            value = msgspec.json.decode(text, type=entry.schema.declared, dec_hook=hook_in)
+            return self.encode(value)
+        except LimitExceeded:
+            raise
+        except Exception as error:  # noqa: BLE001 - a message class's own __post_init__ or validation may raise anything
+            raise UndecodableMessage(f"message {name!r} version {known} cannot be made of this: {error}") from None
 
     def decode(self, name: str, version: int, body: bytes) -> Any:  # noqa: ANN401 - a registered type
         """The message.
@@ -178,6 +210,10 @@ class MessageRegistry:
         if versions:
             return f"message {ascii(name)[:80]} has version {version}; known here: {', '.join(map(str, versions))}"
         return f"message type {ascii(name)[:80]} is not registered here"
+
+    def names(self) -> tuple[tuple[str, int], ...]:
+        """Every name, old ones too, and version under which a message is known here, sorted."""
+        return tuple(sorted(self._by_name))
 
     def types(self) -> tuple[type, ...]:
         """All registered types, in order of registration."""

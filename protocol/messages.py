@@ -10,7 +10,7 @@ Source of the handshake: `Register` -> `Registered` -> `TopologyChanged` -> `Top
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,6 +19,8 @@ from protocol.ids import AgentId
 from protocol.limits import CONTROL_BYTES_MAX
 
 PROTOCOL_VERSION = 1
+
+_T = TypeVar("_T")
 
 
 class Envelope(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -67,6 +69,8 @@ class Register(Control, frozen=True, kw_only=True, tag="register"):
     """Highest incarnation entered by any life of this participant, 0: none."""
     kinds: tuple[str, ...] = ()
     """Kinds of agents that it can take from others."""
+    takes_input: bool = False
+    """It understands `Ingest`."""
 
 
 class Heartbeat(Control, frozen=True, kw_only=True, tag="heartbeat"):
@@ -151,6 +155,22 @@ class RestoreFailed(Control, frozen=True, kw_only=True, tag="restore-failed"):
     """A sentence with agent, field or object."""
 
 
+class Ingested(Control, frozen=True, kw_only=True, tag="ingested"):
+    """Answer to `Ingest`. Not one of `ToCoordinator`: it is for whoever asked, not for the leader's machine."""
+
+    session: int
+    request: int
+    code: str = ""
+    """"": taken, durable. Else why not: ``overloaded``, ``token-conflict``, ``bad-message``, ``no-agent``, ``no-input-log``, ..."""
+    sentence: str = ""
+    message: str = ""
+    """Id of the message that it made, hex."""
+    position: int = 0
+    """In the participant's input log."""
+    duplicate: bool = False
+    """The token had come before: nothing was done again."""
+
+
 class Leave(Control, frozen=True, kw_only=True, tag="leave"):
     """Orderly: takes effect between epochs; answered by `Left`."""
 
@@ -228,6 +248,23 @@ class Restore(Control, frozen=True, kw_only=True, tag="restore"):
     """Topology of the incarnation."""
     members: tuple[Member, ...]
     """Its members, with the agents placed on each."""
+
+
+class Ingest(Control, frozen=True, kw_only=True, tag="ingest"):
+    """Outside input that came to the coordinators' API; answered by `Ingested`. Not one of `ToParticipant`: it is no order."""
+
+    session: int
+    request: int
+    """Unique on this connection."""
+    agent: str
+    name: str
+    """Registered name of the message's type."""
+    version: int = 0
+    """Registered version; 0: the newest that the participant knows."""
+    body: bytes
+    """JSON."""
+    token: str = ""
+    """"": none."""
 
 
 class StartEpoch(Control, frozen=True, kw_only=True, tag="start-epoch"):
@@ -322,38 +359,65 @@ ToParticipant: TypeAlias = (
     | Fenced
 )
 
+FromParticipant: TypeAlias = ToCoordinator | Ingested
+"""All that a participant says on its connection."""
+FromCoordinator: TypeAlias = ToParticipant | Ingest
+"""All that it hears."""
+
 _encoder = msgspec.msgpack.Encoder()
 _to_coordinator: msgspec.msgpack.Decoder[ToCoordinator] = msgspec.msgpack.Decoder(ToCoordinator)
 _to_participant: msgspec.msgpack.Decoder[ToParticipant] = msgspec.msgpack.Decoder(ToParticipant)
 
 
-def encode_control(message: ToCoordinator | ToParticipant) -> bytes:
+_from_participant: msgspec.msgpack.Decoder[FromParticipant] = msgspec.msgpack.Decoder(FromParticipant)
+_from_coordinator: msgspec.msgpack.Decoder[FromCoordinator] = msgspec.msgpack.Decoder(FromCoordinator)
+
+
+def encode_control(message: FromParticipant | FromCoordinator) -> bytes:
     """One control message as bytes."""
     return _encoder.encode(message)
 
 
 def decode_to_coordinator(data: bytes) -> ToCoordinator:
-    """What a participant sent.
+    """What a participant sent to the leader's machine.
 
     Raises:
         MalformedFrame: Anything but one of `ToCoordinator` within `CONTROL_BYTES_MAX`.
     """
-    _check_size(data)
-    try:
-        return _to_coordinator.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise MalformedFrame(f"control message of {len(data)} bytes: {printable(error)}") from None
+    return _decode(_to_coordinator, data)
 
 
 def decode_to_participant(data: bytes) -> ToParticipant:
-    """What a coordinator sent.
+    """What a coordinator's machine sent.
 
     Raises:
         MalformedFrame: Anything but one of `ToParticipant` within `CONTROL_BYTES_MAX`.
     """
+    return _decode(_to_participant, data)
+
+
+def decode_from_participant(data: bytes) -> FromParticipant:
+    """What came from a participant.
+
+    Raises:
+        MalformedFrame: Anything but one of `FromParticipant` within `CONTROL_BYTES_MAX`.
+    """
+    return _decode(_from_participant, data)
+
+
+def decode_from_coordinator(data: bytes) -> FromCoordinator:
+    """What came from a coordinator.
+
+    Raises:
+        MalformedFrame: Anything but one of `FromCoordinator` within `CONTROL_BYTES_MAX`.
+    """
+    return _decode(_from_coordinator, data)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], data: bytes) -> _T:
     _check_size(data)
     try:
-        return _to_participant.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise MalformedFrame(f"control message of {len(data)} bytes: {printable(error)}") from None
 

@@ -1,7 +1,8 @@
 """Who may do what: bearer tokens with roles, and the checks of Host and Origin.
 
-Roles are separate, not a ladder: a participant's token opens the control connection and nothing else, a viewer reads, an
-operator reads and writes. A participant's token may be bound to one id; the role's own token registers any id that is free. A token is only ever taken from the ``Authorization`` header: query strings end up in logs and
+Roles are separate, not a ladder: a participant's token opens the control connection and sends messages to agents, nothing
+else, a viewer reads, an operator reads and writes. A participant's token may be bound to one id; the role's own token
+registers any id that is free. A token is only ever taken from the ``Authorization`` header: query strings end up in logs and
 histories, so a token in one is refused, not used (RELIABILITY.md T15).
 
 A web page in somebody's browser must not reach a coordinator on loopback (T18). A name in ``Host`` that is not one of
@@ -29,6 +30,7 @@ log = logging.getLogger("cleancut.access")
 READ: Final = frozenset({"viewer", "operator"})
 WRITE: Final = frozenset({"operator"})
 PARTICIPATE: Final = frozenset({"participant"})
+INPUT: Final = frozenset({"participant", "operator"})
 NOBODY_NEEDED: Final[frozenset[str]] = frozenset()
 """For answers that hold nothing of the cluster: readiness, and the page's own files."""
 
@@ -59,6 +61,8 @@ def allowed_roles(request: web.Request) -> frozenset[str]:
         return NOBODY_NEEDED
     if path == "/v1/participant":
         return PARTICIPATE
+    if request.method == "POST" and path.startswith("/v1/agents/") and path.endswith("/messages"):
+        return INPUT
     # A verification is asked for with POST because it is work, but it changes nothing.
     if request.method in {"GET", "HEAD"} or (path.startswith("/v1/epochs/") and path.endswith("/verify")):
         return READ

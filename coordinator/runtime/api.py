@@ -30,6 +30,7 @@ from coordinator.runtime.answers import (
 )
 from coordinator.runtime.barriers import SharedBarrier
 from coordinator.runtime.forward import LEADER, was_passed_on
+from coordinator.runtime.ingests import add_ingest_routes
 from coordinator.runtime.metrics import Exposition
 from coordinator.runtime.page import add_page
 from coordinator.runtime.stored import add_stored_routes
@@ -132,6 +133,11 @@ class Api:
                 version=__version__,
             )
         )
+
+    async def incarnations(self, request: web.Request) -> web.Response:
+        """Rollbacks, newest first."""
+        await self.fresh(request)
+        return json_answer(views.incarnations(self._service.ledger))
 
     async def participants(self, request: web.Request) -> web.Response:
         """All participants that are remembered."""
@@ -282,6 +288,8 @@ class Api:
         out.gauge("topology_members", "Members of the current topology.", len(state.topology.members))
         out.counter("epochs_committed_total", "Epochs committed, ever.", state.committed_count)
         out.counter("epochs_aborted_total", "Epochs aborted, ever.", state.aborted_count)
+        out.gauge("incarnation", "Generation of the cluster; every rollback begins the next one.", state.incarnation)
+        out.gauge("recovery_stopped", "1: nothing is rolled back by itself any more.", int(bool(state.stopped)))
         out.gauge("epochs_open", "Epochs that are neither committed nor aborted.", len(ledger.open_epochs()))
         out.gauge("epoch_newest", "Newest epoch started.", state.epoch)
         out.gauge("epoch_committed", "Newest epoch committed.", state.committed)
@@ -300,6 +308,7 @@ class Api:
         out.gauge("control_connections", "Open control connections.", driver.hub.open_count)
         out.counters("control_connections_total", "Control connections and what ended them.", "what", driver.hub.counts)
         out.counters("requests_refused_total", "Requests refused, by cause.", "cause", service.access.refused)
+        out.counters("inputs_total", "Outside input over the API, by outcome.", "what", driver.hub.ingests.counts)
         out.counter("connections_turned_away_total", "Connections over the limit.", service.listener.turned_away)
         out.gauges("machine", "State of the leader's machine.", "what", driver.leader.statistics())
         out.counters("driver_total", "What the leader's driver did.", "what", driver.counts)
@@ -353,6 +362,7 @@ def build_app(service: Service) -> web.Application:
     app.router.add_get("/v1/status", api.status)
     app.router.add_get("/v1/participants", api.participants)
     app.router.add_get("/v1/topology", api.topology)
+    app.router.add_get("/v1/incarnations", api.incarnations)
     app.router.add_get("/v1/epochs", api.epochs)
     app.router.add_get("/v1/epochs/{epoch}", api.epoch)
     app.router.add_get("/v1/epochs/{epoch}/why", api.why)
@@ -362,5 +372,6 @@ def build_app(service: Service) -> web.Application:
     app.router.add_get("/v1/participant", service.driver.hub.serve)
     add_stored_routes(app, service, api)
     add_write_routes(app, service, api)
+    add_ingest_routes(app, service)
     add_page(app)
     return app

@@ -21,16 +21,24 @@ from aiohttp import WSMsgType, web
 
 from coordinator.runtime.access import PARTICIPANT_KEY
 from coordinator.runtime.answers import ApiError
+from coordinator.runtime.ingests import Ingests
 from coordinator.runtime.orders import OrderEncoder
 from protocol.errors import MalformedFrame
 from protocol.failpoints import armed, fp
 from protocol.limits import CONTROL_BYTES_MAX, MIB, PARTICIPANTS_MAX
-from protocol.messages import Register, Registered, RegisterRefused, decode_to_coordinator
+from protocol.messages import (
+    Ingested,
+    Register,
+    Registered,
+    RegisterRefused,
+    decode_from_participant,
+    encode_control,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.messages import ToCoordinator, ToParticipant
+    from protocol.messages import Ingest, ToCoordinator, ToParticipant
 
 log = logging.getLogger("cleancut.connections")
 
@@ -68,7 +76,8 @@ class Connection:
     """One WebSocket of one participant."""
 
     __slots__ = (
-        "_allowance", "_closing", "_last", "_news", "_waiting", "bound_to", "id", "participant", "session", "waiting_bytes",
+        "_allowance", "_closing", "_last", "_news", "_waiting", "bound_to", "id", "participant", "session", "takes_input",
+        "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, number: int, now: float, *, bound_to: str = "") -> None:
@@ -80,6 +89,8 @@ class Connection:
         """As it registered; "" before."""
         self.session = 0
         """Bound by `Registered`; 0 before."""
+        self.takes_input = False
+        """It understands `Ingest`."""
         self.waiting_bytes = 0
         self._waiting: deque[bytes] = deque()
         self._news = asyncio.Event()
@@ -156,6 +167,8 @@ class ParticipantHub:
         self._connections: dict[int, Connection] = {}
         self._by_session: dict[int, Connection] = {}
         self._orders = OrderEncoder()
+        self.ingests = Ingests(clock)
+        """Outside input on its way to participants."""
         self._numbers = 0
         self._ending = False
         self.counts: dict[str, int] = {
@@ -198,6 +211,14 @@ class ParticipantHub:
         """Send to whatever connection the session has now. False: none."""
         found = self._by_session.get(session)
         return found is not None and self.send(found.id, message)
+
+    def ingest(self, session: int, message: Ingest) -> bool:
+        """Hand outside input to a session. False: it has no connection, or does not understand it."""
+        found = self._by_session.get(session)
+        if found is None or not found.takes_input or found.closing is not None:
+            return False
+        found.put(encode_control(message))
+        return True
 
     def close(self, connection: int, code: int, reason: str) -> None:
         """Close one connection after what is queued for it."""
@@ -272,6 +293,7 @@ class ParticipantHub:
         del self._connections[connection.id]
         if self._by_session.get(connection.session) is connection:
             del self._by_session[connection.session]
+            self.ingests.session_lost(connection.session)
         self._sink.connection_lost(connection.id, (connection.closing or (0, ""))[1] or "closed by the peer")
 
     async def _write(self, socket: web.WebSocketResponse, connection: Connection) -> None:
@@ -323,7 +345,7 @@ class ParticipantHub:
         if kind is not WSMsgType.BINARY or not isinstance(data, bytes):
             return self._malformed(connection, "only binary messages are taken")
         try:
-            message = decode_to_coordinator(data)
+            message = decode_from_participant(data)
         except MalformedFrame as error:
             return self._malformed(connection, str(error))
         if isinstance(message, Register):
@@ -335,6 +357,9 @@ class ParticipantHub:
             return self._foreign(connection, message.session)
         if message.session != connection.session:
             return self._foreign(connection, message.session)
+        if isinstance(message, Ingested):
+            self.ingests.answered(message)
+            return True
         self._sink.message_arrived(connection.id, message)
         return connection.closing is None
 
@@ -347,6 +372,7 @@ class ParticipantHub:
             self.send(connection.id, RegisterRefused(code="wrong-token", sentence=text))
             return False
         connection.participant = message.participant or "?"
+        connection.takes_input = message.takes_input
         self._sink.message_arrived(connection.id, message)
         return connection.closing is None
 

@@ -24,13 +24,13 @@ from participant.runtime.tasks import TaskSet
 from protocol.errors import ConfigError, FencedError, MalformedFrame, Refused, SnapshotError
 from protocol.failpoints import armed, fp
 from protocol.limits import CONTROL_BYTES_MAX, CONTROL_WAITING_MAX, HEARTBEAT_NS, LEASE_NS, RECONNECT_NS
-from protocol.messages import Fenced, Registered, RegisterRefused, decode_to_participant, encode_control
+from protocol.messages import Fenced, Registered, RegisterRefused, decode_from_coordinator, encode_control
 
 if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-    from protocol.messages import Heartbeat, Register, ToCoordinator, ToParticipant
+    from protocol.messages import FromCoordinator, FromParticipant, Heartbeat, Register
 
 log = logging.getLogger("cleancut.participant.control")
 
@@ -55,7 +55,7 @@ class ControlSink(Protocol):
         """What keeps the lease; None: no session yet."""
         ...
 
-    def control_received(self, message: ToParticipant) -> None:
+    def control_received(self, message: FromCoordinator) -> None:
         """An answer or order of the leader."""
         ...
 
@@ -75,7 +75,7 @@ class Control(Protocol):
         """Begin to connect; returns at once."""
         ...
 
-    def send(self, message: ToCoordinator) -> bool:
+    def send(self, message: FromParticipant) -> bool:
         """Say it on the connection of the moment; False: there is none, it is lost."""
         ...
 
@@ -121,7 +121,7 @@ class ControlClient:
         self._sink = sink
         self._tasks.spawn(self._stay_connected(), name="control")
 
-    def send(self, message: ToCoordinator) -> bool:
+    def send(self, message: FromParticipant) -> bool:
         """Say it on the connection of the moment."""
         if not self._bound or len(self._outbox) >= CONTROL_WAITING_MAX:
             self._counts["lost"] += 1
@@ -141,7 +141,7 @@ class ControlClient:
         """Counts since the start."""
         return dict(self._counts)
 
-    def _put(self, message: ToCoordinator) -> None:
+    def _put(self, message: FromParticipant) -> None:
         self._outbox.append(encode_control(message))
         self._counts["sent"] += 1
         self._drained.clear()
@@ -237,7 +237,7 @@ class ControlClient:
         writer = self._tasks.spawn(self._write(socket), name="control write")
         beats = self._tasks.spawn(self._beat(sink, answer.lease_ns), name="control heartbeat")
         try:
-            message: ToParticipant = answer
+            message: FromCoordinator = answer
             while True:
                 sink.control_received(message)
                 if isinstance(message, Fenced):
@@ -250,7 +250,7 @@ class ControlClient:
             beats.cancel()
             self._drained.set()
 
-    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> ToParticipant:
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> FromCoordinator:
         received = await socket.receive()
         if received.type is not aiohttp.WSMsgType.BINARY:
             raise ConnectionResetError(
@@ -258,7 +258,7 @@ class ControlClient:
             )
         self._counts["received"] += 1
         try:
-            return decode_to_participant(received.data)
+            return decode_from_coordinator(received.data)
         except MalformedFrame:
             self._counts["malformed"] += 1
             raise

@@ -52,6 +52,8 @@ DECODERS = {
     "items.split_items": lambda data: split_items(data, max(1, len(data) // 30)),
     "messages.decode_to_coordinator": messages.decode_to_coordinator,
     "messages.decode_to_participant": messages.decode_to_participant,
+    "messages.decode_from_coordinator": messages.decode_from_coordinator,
+    "messages.decode_from_participant": messages.decode_from_participant,
     "documents.decode_manifest": documents.decode_manifest,
     "documents.decode_local_snapshot": documents.decode_local_snapshot,
     "documents.is_canonical": documents.is_canonical,
