@@ -19,10 +19,14 @@ _fresh_option = click.option(
 
 
 @click.command()
+@click.option("--incarnations", is_flag=True, help="The rollbacks: why, to which epoch, how long what took.")
 @_fresh_option
 @looks_at_cluster
-def status(session: Session, *, fresh: bool) -> None:
+def status(session: Session, *, fresh: bool, incarnations: bool) -> None:
     """The cluster at a glance: coordinators, participants, epochs, policy."""
+    if incarnations:
+        _tell_incarnations(session, fresh=fresh)
+        return
     document = session.client.read("status", strict=fresh)
     if session.as_json:
         print_json(document)
@@ -34,6 +38,7 @@ def status(session: Session, *, fresh: bool) -> None:
         ("leader", field(document, "leader") or "none: an election is going on, or no quorum of coordinators runs"),
         ("term", field(document, "term")),
         ("incarnation", field(document, "incarnation")),
+        ("recovery", _recovery_line(field(document, "recovery"))),
         ("topology", field(document, "topology")),
         ("participants", _participants_line(field(document, "participants"))),
         ("newest epoch", epochs.get("newest") or "none yet"),
@@ -134,6 +139,58 @@ def topology(session: Session, *, fresh: bool) -> None:
         ],
         numbers=("SESSION",),
     )
+
+
+def _tell_incarnations(session: Session, *, fresh: bool) -> None:
+    document = session.client.read("incarnations", strict=fresh)
+    if session.as_json:
+        print_json(document)
+        return
+    known = items(document, "rollbacks")
+    if not known:
+        say(f"incarnation {field(document, 'incarnation')}: the cluster was never rolled back")
+        return
+    print_table(
+        ("INCARNATION", "EPOCH", "STATE", "RESTORED", "WAITED", "FENCE", "TOOK", "LOAD", "CAUSE"),
+        [
+            (
+                field(each, "incarnation"),
+                field(each, "epoch") or "start",
+                field(each, "state"),
+                f"{field(each, 'restored_count')}/{field(each, 'members_count')}",
+                span(field(each, "waited_ms")),
+                span(field(each, "fence_ms")),
+                span(field(each, "took_ms")),
+                span(_slowest(field(each, "members"))),
+                _cause(each),
+            )
+            for each in known
+        ],
+        numbers=("INCARNATION", "EPOCH", "RESTORED", "WAITED", "FENCE", "TOOK", "LOAD"),
+    )
+
+
+def _slowest(members: Any) -> int | None:  # noqa: ANN401 - JSON
+    """Longest that a member took to load its part, ms."""
+    if not isinstance(members, dict):
+        return None
+    return max((int(field(member, "load_ms") or 0) for member in members.values()), default=None)
+
+
+def _cause(rollback: Any) -> str:  # noqa: ANN401 - JSON
+    failure = field(rollback, "failure")
+    cause = str(field(rollback, "cause") or "")
+    return (
+        f"{cause}; {field(failure, 'participant')}: {field(failure, 'cause')}" if isinstance(failure, dict) else cause
+    )
+
+
+def _recovery_line(recovery: Any) -> str:  # noqa: ANN401 - JSON
+    """What recovery is doing, and why."""
+    state, why = field(recovery, "state"), field(recovery, "why")
+    if state == "stopped":
+        return f"STOPPED: {why}; look into it, then `cleancut epoch restore latest`"
+    return f"{state}: {why}" if why else str(state or "")
 
 
 def policy_line(policy: Any) -> str:  # noqa: ANN401 - JSON

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coordinator.cli.exits import Exit, Failure
-from coordinator.cli.kinds import AGENT, EPOCH
+from coordinator.cli.kinds import AGENT, EPOCH, EPOCH_OR_START
 from coordinator.cli.output import (
     field,
     items,
@@ -178,6 +178,40 @@ def abort(session: Session, *, number: int | str, reason: str) -> None:
         print_json(document)
         return
     say(f"epoch {number} is aborted")
+
+
+@epoch.command(short_help="Take the whole cluster back to an epoch.")
+@click.argument("number", type=EPOCH_OR_START, metavar="EPOCH")
+@click.option("--reason", default="operator", show_default=True, help="Why; kept with the incarnation.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Until all agents run again.")
+@looks_at_cluster
+def restore(session: Session, *, number: int | str, reason: str, wait: bool) -> None:
+    """Take the whole cluster back to an epoch: every agent, and what was in flight.
+
+    EPOCH is a number, `latest` (where the next rollback would go to), or `start`. What happened since is given up.
+    """
+    seconds = session.given.timeout or (TRIGGER_SECONDS if wait else session.timeout)
+    document = session.client.call(
+        "POST", "epochs", number, "restore", body={"reason": reason, "wait": wait}, repeatable=False, timeout=seconds
+    )
+    if session.as_json:
+        print_json(document)
+    incarnation, state = field(document, "incarnation"), field(document, "state")
+    place = f"epoch {field(document, 'epoch')}" if field(document, "epoch") else "the start"
+    if state in {"failed", "superseded"}:
+        failure = field(document, "failure")
+        why_not = f"{field(failure, 'participant')}: {field(failure, 'cause')}" if isinstance(failure, dict) else state
+        raise Failure(
+            Exit.FAILED,
+            f"incarnation {incarnation} from {place} did not begin: {why_not}",
+            "see `cleancut status --incarnations`",
+            code=f"restore-{state}",
+            shown=session.as_json,
+        )
+    if not session.as_json:
+        members = plural(int(field(document, "members_count") or 0), "participant")
+        took = f" in {span(field(document, 'took_ms'))}" if state == "done" else f", {state}"
+        say(f"incarnation {incarnation}: {members} back at {place}{took}")
 
 
 @epoch.command(short_help="What an epoch waited for, in words.")

@@ -29,6 +29,16 @@ class EpochKind(click.ParamType[int | str]):
         return self.fail(f"{text[:60]!a} is not an epoch: give a number from 1 on, or 'latest'", param, ctx)
 
 
+class EpochOrStartKind(EpochKind):
+    """An epoch, or ``start``: before the first one."""
+
+    name = "epoch"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401 - click's signature
+        """The number, ``latest`` or ``start``."""
+        return "start" if value == "start" else super().convert(value, param, ctx)
+
+
 class AgentKind(click.ParamType[AgentId]):
     """``kind/name``."""
 
@@ -58,5 +68,6 @@ class DurationKind(click.ParamType[int]):
 
 
 EPOCH: Final = EpochKind()
+EPOCH_OR_START: Final = EpochOrStartKind()
 AGENT: Final = AgentKind()
 DURATION: Final = DurationKind()

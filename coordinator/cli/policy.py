@@ -39,6 +39,14 @@ def show(session: Session) -> None:
 @click.option("--deadline", type=DURATION, help="An epoch that takes longer is aborted (1m).")
 @click.option("--tolerable-failures", type=click.IntRange(min=0), help="Aborted epochs in a row; 0: no limit.")
 @click.option("--max-concurrent", type=click.IntRange(1, CONCURRENT_EPOCHS_MAX), help="Open epochs at one time.")
+@click.option(
+    "--recovery", type=click.Choice(["auto", "manual", "off"]), help="What the loss of a participant leads to."
+)
+@click.option("--takeover-after", type=DURATION, help="Agents of a lost participant go to others (30s); 0s: they wait.")
+@click.option(
+    "--max-rollbacks", type=click.IntRange(min=0), help="In one window, then an operator decides; 0: no limit."
+)
+@click.option("--rollback-window", type=DURATION, help="The window (10m).")
 @looks_at_cluster
 def set_policy(
     session: Session,
@@ -49,6 +57,10 @@ def set_policy(
     deadline: int | None,
     tolerable_failures: int | None,
     max_concurrent: int | None,
+    recovery: str | None,
+    takeover_after: int | None,
+    max_rollbacks: int | None,
+    rollback_window: int | None,
 ) -> None:
     """Change some of it; what is not named stays as it is."""
     changes = {
@@ -58,6 +70,10 @@ def set_policy(
         "deadline_ms": deadline,
         "tolerable_failures": tolerable_failures,
         "max_concurrent": max_concurrent,
+        "recovery": recovery,
+        "takeover_after_ms": takeover_after,
+        "max_rollbacks": max_rollbacks,
+        "rollback_window_ms": rollback_window,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
@@ -78,4 +94,11 @@ def _print(document: Any) -> None:  # noqa: ANN401 - JSON
         ("deadline", span(get("deadline_ms"))),
         ("tolerable failures", get("tolerable_failures") or "no limit"),
         ("open at one time", get("max_concurrent")),
+        ("recovery", get("recovery")),
+        ("takeover after", span(get("takeover_after_ms")) if get("takeover_after_ms") else "never"),
+        ("rollbacks at most", _rollbacks(get("max_rollbacks"), get("rollback_window_ms"))),
     ])  # fmt: skip
+
+
+def _rollbacks(most: Any, window: Any) -> str:  # noqa: ANN401 - JSON
+    return f"{most} in {span(window)}" if most else "no limit"

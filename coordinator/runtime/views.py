@@ -15,7 +15,7 @@ from coordinator.progress import FIRST_PHASE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coordinator.ledger import EpochRecord, Ledger, MemberRecord, ParticipantRecord
+    from coordinator.ledger import EpochRecord, Ledger, MemberRecord, ParticipantRecord, RollbackRecord
 
 NS_PER_MS = 1_000_000
 CHANNELS_LISTED_MAX = 20_000
@@ -39,6 +39,10 @@ class LiveView(Protocol):
 
     def connected(self, session: int) -> bool:
         """Whether the session has a control connection here."""
+        ...
+
+    def recovery(self) -> tuple[str, str]:
+        """What recovery is doing, and why."""
         ...
 
 
@@ -202,6 +206,66 @@ def counts(ledger: Ledger) -> dict[str, Any]:
     }
 
 
+def rollback(record: RollbackRecord) -> dict[str, Any]:
+    """One rollback: the beginning of an incarnation."""
+    return {
+        "incarnation": record.incarnation,
+        "epoch": record.epoch,
+        "state": record.state,
+        "cause": record.cause,
+        "automatic": record.automatic,
+        "topology": record.topology,
+        "terms": list(record.terms),
+        "members_count": record.members_count,
+        "restored_count": record.restored_count,
+        "members": {
+            name: {"session": member.session, "restored": member.restored, "load_ms": milliseconds(member.took_ns)}
+            for name, member in sorted(record.members.items())
+        },
+        "fences": dict(sorted(record.fences.items())),
+        "started_at_ms": milliseconds(record.started_at),
+        "ended_at_ms": milliseconds(record.ended_at) if record.ended_at else None,
+        "waited_ms": milliseconds(record.waited_ns),
+        "fence_ms": milliseconds(record.fenced_ns),
+        "took_ms": milliseconds(record.took_ns),
+        "failure": {"participant": record.participant, "kind": record.why, "cause": record.failure}
+        if record.failure
+        else None,
+    }
+
+
+def recovery(ledger: Ledger, live: LiveView | None) -> dict[str, Any]:
+    """What recovery is doing; a follower knows less of why."""
+    state = ledger.state
+    record = ledger.rollback
+    if live is not None:
+        doing, why = live.recovery()
+    elif state.stopped:
+        doing, why = "stopped", state.stopped
+    elif record is not None and record.running:
+        doing, why = "restoring", record.cause
+    elif ledger.lost_members():
+        doing, why = "waiting", f"{ledger.lost_members()[0].id} is lost"
+    else:
+        doing, why = "running", ""
+    return {
+        "state": doing,
+        "why": why or None,
+        "epoch": ledger.recovery_epoch,
+        "rollbacks": len(state.rollbacks),
+        "last": None if record is None else rollback(record),
+    }
+
+
+def incarnations(ledger: Ledger) -> dict[str, Any]:
+    """All rollbacks that are remembered, newest first."""
+    records = ledger.state.rollbacks
+    return {
+        "incarnation": ledger.state.incarnation,
+        "rollbacks": [rollback(records[number]) for number in sorted(records, reverse=True)],
+    }
+
+
 def status(
     ledger: Ledger, live: LiveView | None, *, coordinators: list[Mapping[str, Any]], leader: str | None, version: str
 ) -> dict[str, Any]:
@@ -217,6 +281,7 @@ def status(
         "leader": leader,
         "coordinators": coordinators,
         "incarnation": state.incarnation,
+        "recovery": recovery(ledger, live),
         "topology": state.topology.version,
         "epochs": counts(ledger),
         "participants": {"count": len(known), "up": up, "members": len(state.topology.members)},

@@ -39,6 +39,11 @@ _HINT_OF: Final = {
     "no-members": "start a participant first",
     "not-ready": "try again in a moment",
     "unknown-outcome": "look at the list of epochs before you try again",
+    "not-placed": "start a participant that hosts them, or one that takes their kind",
+    "not-committed": "`cleancut epoch list` shows the committed ones",
+    "incarnation-changed": "another rollback has just begun: `cleancut status --incarnations`",
+    "membership-changed": "participants come or go: try again in a moment",
+    "corrupt": "name an older epoch; `cleancut epoch verify N` says what is damaged",
     "sealed": "a sealed epoch commits; it cannot be aborted",
 }
 _POLICY_KEYS: Final[dict[str, type]] = {name: type(value) for name, value in PolicySettings().document().items()}
@@ -96,6 +101,44 @@ class Writes:
         after = self._service.ledger.epoch(record.epoch) or record
         return json_answer(views.epoch_full(after, self._service.live))
 
+    async def restore(self, request: web.Request) -> web.Response:
+        """Take the cluster back to an epoch: 201 with the rollback; with ``wait`` once all agents run again."""
+        body = await read_object(request, {"reason": str, "wait": bool})
+        wait = body.get("wait", False)
+        name = request.match_info["epoch"]
+        if self._service.leads:
+            # `latest` is the leader's to say: where an operator went further back, it is not the newest committed one.
+            epoch = None if name == "latest" else 0 if name == "start" else self._api.record(request).epoch
+            result = _demand(
+                await self._service.driver.restore(epoch, body.get("reason") or "an operator asked for it")
+            )
+            if result.get("outcome") != "begun":
+                raise ApiError(409, "recovery-stopped", str(result.get("sentence", "")))
+            number = int(result["incarnation"])
+        else:
+            answer = await self._service.forward.pass_on(request, body={**body, "wait": False})
+            if not wait or answer.status != 201:
+                return answer
+            number = int(_document(answer)["incarnation"])
+        if wait:
+            await self._wait_begun(number)
+        return json_answer(views.rollback(self._service.ledger.state.rollbacks[number]), status=201)
+
+    async def _wait_begun(self, incarnation: int) -> None:
+        ledger = self._service.ledger
+
+        def over() -> bool:
+            record = ledger.state.rollbacks.get(incarnation)
+            return record is not None and not record.running
+
+        if not await self._service.changes.wait_until(over, WAIT_SECONDS_MAX):
+            raise ApiError(
+                504,
+                "still-restoring",
+                f"incarnation {incarnation} has not begun within {WAIT_SECONDS_MAX:.0f} s",
+                "`cleancut status --incarnations`",
+            )
+
     async def set_policy(self, request: web.Request) -> web.Response:
         """Set the policy; keys that are not given keep their value."""
         if not self._service.leads:
@@ -125,5 +168,6 @@ def add_write_routes(app: web.Application, service: Service, api: Api) -> None:
     """`POST` and `PUT`."""
     writes = Writes(service, api)
     app.router.add_post("/v1/epochs", writes.trigger)
+    app.router.add_post("/v1/epochs/{epoch}/restore", writes.restore)
     app.router.add_post("/v1/epochs/{epoch}/abort", writes.abort)
     app.router.add_put("/v1/policy", writes.set_policy)

@@ -274,6 +274,8 @@ class ControlClient:
                     await socket.send_bytes(data)
                     if armed() and b"local-report" in data[:32]:
                         fp("report.after_send")
+                    elif armed() and b"\xa8restored" in data[:32]:
+                        fp("restored.after_send")
                 self._drained.set()
 
     async def _beat(self, sink: ControlSink, lease_ns: int) -> None:

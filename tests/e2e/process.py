@@ -14,6 +14,7 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,8 @@ from simulations.demo.process import Spec
 from tests.e2e import odd_agents
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from participant import Agent
 
 EXIT_ENDED = 3
@@ -41,6 +44,17 @@ class OddSpec(Spec, frozen=True, kw_only=True):
     """(kind, name) of `odd_agents`."""
     listen: str = "127.0.0.1:0"
     advertise: str = ""
+    local: str = ""
+    """Folder for what it remembers over restarts."""
+    takes: bool = False
+    """It takes the bank's agents of participants that stay away."""
+
+    def factories(self) -> dict[str, Callable[[str], Agent]]:
+        """How agents of others are made here."""
+        if not self.takes:
+            return {}
+        kinds = ("account", "intake", "kitchen", "courier")
+        return {kind: partial(bank.make, kind, accounts=self.accounts) for kind in kinds}
 
     def all_agents(self) -> list[Agent]:
         """Every agent of this process."""
@@ -62,6 +76,8 @@ async def obey(participant: Participant, command: dict[str, Any]) -> dict[str, A
             name, fields = command["message"]
             await participant.ingest(command["agent"], odd_agents.MESSAGES[name](**fields))
             return {"ok": True}
+        case "incarnation":
+            return {"incarnation": participant.incarnation, "agents": sorted(agent.id for agent in participant.agents)}
         case "dead-letters":
             return {"reasons": [letter.reason for letter in participant.dead_letters]}
         case "leave":
@@ -112,6 +128,8 @@ async def run(spec: OddSpec) -> None:
         targets=spec.targets,
         listen=spec.listen,
         advertise=spec.advertise,
+        local=spec.local or None,
+        takes=spec.factories(),
         messages=[bank.Delivered, bank.Order, bank.Transfer, *odd_agents.MESSAGES.values()],
     ) as participant:
         tasks = [

@@ -34,7 +34,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 40.0
 """Seconds for what takes two on an idle machine."""
-MANUAL = {"kind": "manual", "interval_ms": 1000, "pause_ms": 0, "deadline_ms": 15_000, "tolerable_failures": 100}
+MANUAL = {
+    "kind": "manual",
+    "interval_ms": 1000,
+    "pause_ms": 0,
+    "deadline_ms": 15_000,
+    "tolerable_failures": 100,
+    "recovery": "off",
+}
 ENDED = ("committed", "aborted")
 
 
@@ -59,6 +66,8 @@ class RealCluster(LocalCluster):
 
     specs: dict[str, OddSpec] = field(default_factory=dict)
     store_folder: Path | None = None
+    takes: bool = False
+    """Participants take the agents of those that stay away."""
     alone: int = 0
     conserved_through: int | None = None
     """Last epoch that must hold all the money: the one before a participant was lost with what it had. None: all."""
@@ -119,6 +128,8 @@ class RealCluster(LocalCluster):
                 odd=tuple(odd.get(name, ())),
                 listen=listen,
                 advertise=advertise,
+                local=str(self.folder / "local"),
+                takes=self.takes,
             )
         await asyncio.gather(*(self.join(name) for name in self.specs))
 
@@ -247,7 +258,7 @@ class RealCluster(LocalCluster):
             if each["state"] == "aborted":
                 assert each["abort"]["phase"], each
                 assert each["abort"]["cause"], each
-                assert each["abort"]["participant"] or each["abort"]["phase"] == "operator", each
+                assert each["abort"]["participant"] or each["abort"]["phase"] in {"operator", "rollback"}, each
                 assert each["manifest"] is None
             why = (await self.call("GET", f"/v1/epochs/{each['epoch']}/why"))["sentences"]
             assert why, each
@@ -284,6 +295,7 @@ async def real_cluster(
     points: dict[str, str] | None = None,
     variables: dict[str, str] | None = None,
     store: Path | None = None,
+    takes: bool = False,
 ) -> AsyncIterator[RealCluster]:
     """A cluster that works.
 
@@ -298,8 +310,11 @@ async def real_cluster(
         points: Failpoints and what they do when their ticket is there.
         variables: For every process.
         store: The store's folder, if not in `folder`.
+        takes: Participants take the agents of those that stay away.
     """
-    cluster = RealCluster(folder, coordinator_count=coordinators, store_folder=store, variables=dict(variables or {}))
+    cluster = RealCluster(
+        folder, coordinator_count=coordinators, store_folder=store, variables=dict(variables or {}), takes=takes
+    )
     if lease_ms:
         cluster.variables["CLEANCUT_LEASE_MS"] = str(lease_ms)
     if points:

@@ -290,7 +290,8 @@ async def cluster(
     folder: Path, count: int = 1, *, extra: str = "", store: str = "", **policy: Any
 ) -> AsyncIterator[Cluster]:
     """Running coordinators; at the end none runs any more."""
-    made = Cluster(folder, count, {"kind": "manual", "pause_ms": 0, "deadline_ms": 8_000, **policy}, extra, store)
+    defaults = {"kind": "manual", "pause_ms": 0, "deadline_ms": 8_000, "recovery": "off"}
+    made = Cluster(folder, count, {**defaults, **policy}, extra, store)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30)) as session:
         made.session = session
         try:
