@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from participant.host import AgentHost
     from participant.machine_events import RecordedChannel
     from participant.state import CutClock
+    from protocol.journal import FinishedStep, OpenQuestion
     from protocol.outputs import Output
 
 PARTS_PER_STEP: Final = 512
@@ -56,6 +57,8 @@ class FrozenAgent(NamedTuple):
     running: bool
     dead: bool
     outputs: tuple[Output, ...] = ()
+    journal: tuple[FinishedStep, ...] = ()
+    questions: tuple[OpenQuestion, ...] = ()
 
 
 _IDLE: Final = FrozenAgent((), (), running=False, dead=False)
@@ -187,6 +190,7 @@ class Frozen:
                 host.turn is not None,
                 host.dead,
                 tuple(host.outputs.values()),
+                *host.frozen_journal(now),
             )
             for host in hosts
             # A running turn's message is in the mailbox.
@@ -197,8 +201,8 @@ class Frozen:
         self._unrouted_chunks: tuple[Chunk, ...] = ()
         self._now = now
         self._writer = ChunkWriter()
-        self._mailboxes: dict[str, tuple[tuple[Chunk, ...], tuple[Chunk, ...], tuple[Chunk, ...]]] = {}
-        """Mailbox, timers, outputs."""
+        self._mailboxes: dict[str, tuple[tuple[Chunk, ...], ...]] = {}
+        """Mailbox, timers, outputs, finished steps, questions."""
         self._channels: dict[str, tuple[Chunk, ...]] = {}
 
     def slices(self) -> Generator[Pack | None, None, None]:
@@ -316,7 +320,11 @@ class Frozen:
             timers = yield from self._steps(_array(self._timers(agent), self._writer, len(agent.timers)))
             held = map(ENCODER.encode, agent.outputs)
             outputs = yield from self._steps(_array(held, self._writer, len(agent.outputs)))
-            self._mailboxes[host.id] = (mailbox, timers, outputs)
+            steps = map(ENCODER.encode, agent.journal)
+            journal = yield from self._steps(_array(steps, self._writer, len(agent.journal)))
+            waiting = map(ENCODER.encode, agent.questions)
+            questions = yield from self._steps(_array(waiting, self._writer, len(agent.questions)))
+            self._mailboxes[host.id] = (mailbox, timers, outputs, journal, questions)
         return worked
 
     def _timers(self, agent: FrozenAgent) -> Iterator[bytes]:
@@ -345,7 +353,7 @@ class Frozen:
 
     def _agent_snapshot(self, host: AgentHost) -> Generator[None, None, AgentSnapshot]:
         agent = self._busy.get(host.id, _IDLE)
-        mailbox, timers, outputs = self._mailboxes.get(host.id, ((), (), ()))
+        mailbox, timers, outputs, journal, questions = self._mailboxes.get(host.id, ((), (), (), (), ()))
         fields = []
         for name, saved in self.saved[host.id].cells.items():
             cell = host.state.cells[name]
@@ -378,6 +386,10 @@ class Frozen:
             dead=agent.dead,
             outputs=self._refs(outputs),
             outputs_count=len(agent.outputs),
+            journal=self._refs(journal),
+            journal_count=len(agent.journal),
+            questions=self._refs(questions),
+            questions_count=len(agent.questions),
         )
 
     def _many_refs(self, chunks: Sequence[Chunk]) -> Generator[None, None, tuple[ChunkRef, ...]]:

@@ -8,10 +8,11 @@ from urllib.parse import urlsplit
 
 from protocol.errors import ConfigError
 from protocol.ids import ClusterName, ParticipantId, cluster_name, participant_id
-from protocol.limits import CONCURRENT_EPOCHS_MAX, IN_FLIGHT_BYTES_MAX, RECORDING_BYTES_MAX
+from protocol.limits import CONCURRENT_EPOCHS_MAX, IN_FLIGHT_BYTES_MAX, INPUT_LOG_BYTES_MAX, RECORDING_BYTES_MAX
 from protocol.topology import check_targets
 
 if TYPE_CHECKING:
+    from participant.effects.backend import EffectBackend
     from protocol.ports import ObjectStore
 
 TRANSPORTS = ("websocket", "memory", "mqtt://host:port", "mqtts://host:port")
@@ -52,8 +53,12 @@ class ParticipantConfig:
     """Where local snapshots go: ``file:/path``, ``/path``, ``memory:name``, or a store. All participants and coordinators
     share one."""
     local: str | None = None
-    """Folder on this machine's own disk for what a participant remembers over restarts; participants may share it. Without
-    one, only sessions keep a participant's lives apart."""
+    """Folder on this machine's own disk for what a participant remembers over restarts, outside input too; participants may
+    share it. Without one, only sessions keep a participant's lives apart, and input is lost with the work that it caused."""
+    effects: str | EffectBackend = field(default="", repr=False)
+    """Where the effect ledger is, which steps and questions need: ``redis://[user:password@]host:port`` (``rediss://``) for
+    agents that may have to leave a lost disk behind; nothing: a log in `local`, if there is one. Not shown, since it may hold a
+    password."""
     ca_file: str | None = None
     """The authority that coordinators' ``https://`` certificates are checked against (``tls/ca.pem`` of ``cleancut keys
     init``); None: what this machine trusts."""
@@ -75,6 +80,9 @@ class ParticipantConfig:
     """In-flight bytes that one epoch may record here; past it the epoch aborts."""
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
     """Bytes in mailboxes and outgoing channels past which `ingest` refuses."""
+    input_log_bytes_max: int = INPUT_LOG_BYTES_MAX
+    """Bytes of outside input kept under `local` past which `ingest` refuses: what no committed epoch has yet, and older input
+    for restores from older epochs, as far as there is room."""
 
     def __post_init__(self) -> None:
         cluster_name(self.cluster)
@@ -95,7 +103,9 @@ class ParticipantConfig:
             raise ConfigError("secret_file", "missing: the file with the cluster's secret")
         if not self.store:
             raise ConfigError("store", "missing: file:/path, the same for all parts of the cluster")
-        for name in ("max_concurrent_epochs", "recording_bytes_max", "in_flight_bytes_max"):
+        if isinstance(self.effects, str) and self.effects and not self.effects.startswith(("redis://", "rediss://")):
+            raise ConfigError("effects", f"{_without_password(self.effects)!a} is no redis://host:port")
+        for name in ("max_concurrent_epochs", "recording_bytes_max", "in_flight_bytes_max", "input_log_bytes_max"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"{getattr(self, name)} is not positive")
 

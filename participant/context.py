@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
 
 import msgspec
 from blake3 import blake3
 
 from participant.codec import is_message_type
 from participant.schema import Schema
+from participant.steps import EVERYTHING, Calls, ask_call, step_call
 from protocol.errors import ConfigError, LimitExceeded, LocalProtocolError, Overloaded, Unsavable
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, MessageId, agent_id
 from protocol.limits import MESSAGE_BYTES_MAX
@@ -16,9 +17,11 @@ from protocol.messages import Envelope
 from protocol.outputs import output_id
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Awaitable, Callable, Container
 
     from participant.codec import MessageRegistry
+    from participant.failure import Retry
+    from participant.steps import OnDiverged, Steps
 
 NS_PER_SECOND: Final = 1_000_000_000
 DELAY_SECONDS_MAX: Final = 100 * 366 * 24 * 3600
@@ -30,6 +33,8 @@ REQUESTS_MAX: Final = 16
 REASON_LENGTH_MAX: Final = 200
 OUTPUTS_MAX: Final = 100_000
 """Outputs of one turn, as for messages."""
+
+T = TypeVar("T")
 
 encode_envelope = msgspec.msgpack.Encoder().encode
 
@@ -97,6 +102,8 @@ class ContextHost(Protocol):
     id_bytes: bytes
     registry: MessageRegistry
     targets: dict[str, AgentId]
+    steps: Steps | None
+    """None: the participant has no effect ledger."""
     sinks: Container[str]
     """Names of the sinks that the participant has."""
     emits_refused: str
@@ -122,6 +129,7 @@ class Context:
         "_requests",
         "_timers",
         "attempt",
+        "calls",
         "closed",
         "message_id",
         "sends",
@@ -140,10 +148,17 @@ class Context:
         self.sends: list[tuple[Envelope, bytes]] = []
         """What leaves at turn commit, in order."""
         self.closed = False
+        self.calls: Calls | None = None
+        """Steps and questions of the turn; None: it has made none."""
         self._timers: list[tuple[int, Envelope, bytes]] | None = None
         self._requests: list[str] | None = None
         self._outputs: list[tuple[bytes, str, bytes]] | None = None
         self._ordinal = 0
+
+    @property
+    def host(self) -> ContextHost:
+        """For the participant, not for handlers."""
+        return self._host
 
     @property
     def self_id(self) -> AgentId:
@@ -227,7 +242,7 @@ class Context:
             Overloaded: Too many outputs wait already, since no epoch commits or a sink takes none. Let it fail the turn: its
                 message comes again by the agent's failure policy.
         """
-        self._check_open()
+        self.check_open()
         host = self._host
         name = sink if isinstance(sink, str) else sink.name
         if name not in host.sinks:
@@ -244,15 +259,169 @@ class Context:
             raise LimitExceeded(f"agent {host.id}: more than {OUTPUTS_MAX} outputs in one turn")
         self._outputs.append((output_id(self.message_id, host.id_bytes, ordinal), name, data))
 
+    @overload
+    def step(
+        self,
+        function: Callable[..., Awaitable[T]],
+        /,
+        *arguments: Any,  # noqa: ANN401 - as the function's
+        name: str | None = None,
+        retry: Retry | None = None,
+        resolve: Callable[[str], Any] | None = None,
+        idempotent: bool = False,
+        intent: object = EVERYTHING,
+        diverged: OnDiverged = "refuse",
+        **keywords: Any,  # noqa: ANN401 - as the function's
+    ) -> Awaitable[T]: ...
+    @overload
+    def step(
+        self,
+        function: Callable[..., T],
+        /,
+        *arguments: Any,  # noqa: ANN401 - as the function's
+        name: str | None = None,
+        retry: Retry | None = None,
+        resolve: Callable[[str], Any] | None = None,
+        idempotent: bool = False,
+        intent: object = EVERYTHING,
+        diverged: OnDiverged = "refuse",
+        **keywords: Any,  # noqa: ANN401 - as the function's
+    ) -> Awaitable[T]: ...
+    def step(
+        self,
+        function: Callable[..., Any],
+        /,
+        *arguments: Any,
+        name: str | None = None,
+        retry: Retry | None = None,
+        resolve: Callable[[str], Any] | None = None,
+        idempotent: bool = False,
+        intent: object = EVERYTHING,
+        diverged: OnDiverged = "refuse",
+        **keywords: Any,
+    ) -> Awaitable[Any]:
+        """Do something to the world outside, once, whatever crashes and rolls back; await what this gives.
+
+        The claim is durable before the call, the result after it. When the turn runs again, for whatever reason, the step at
+        the same place (its name, and its ordinal among those of that name) has its result already. Steps may run side by side
+        (``asyncio.gather``): their places are taken in the order of these calls.
+
+        Args:
+            function: ``async def``, or a plain function, which runs in a thread. If it takes ``token``, it is given one: 32 hex
+                digits that belong to this place for ever; give it to the other side.
+            arguments: Its arguments.
+            name: Of the step; default: the function's name. A step that is renamed is another step.
+            retry: How often the function is called at most, and with which pauses, when it raises. Needs `idempotent` or
+                `resolve`: a call that raised may have been done.
+            resolve: ``async def resolve(token)``, asked where a call was begun and has no end: gives the result, `DidNotHappen()`
+                or `InDoubt()`.
+            idempotent: The other side does a token's thing only once, or the function only reads: a call may be made again.
+            intent: What must be the same when the turn runs again; default: all arguments.
+            diverged: When it is not: ``refuse`` parks the turn with `StepDiverged`; ``replay`` takes the recorded result; ``ask``
+                puts a question to whoever answers questions: ``replay``, or anything else to refuse.
+            keywords: More of the function's arguments. Names of settings above are not among them: use `functools.partial`.
+
+        Returns:
+            What the function returned, as it was recorded.
+
+        Raises:
+            StepFailed: The function raised it, this time or when the step was done.
+            Exception: What else the function raised, from its last attempt.
+            Parking: The step is in doubt, or has diverged: the turn is parked, whatever the handler makes of it.
+            Unsavable: The intent or the result cannot be saved.
+            LocalProtocolError: A step inside a step, after the turn, or in a participant without an effect ledger.
+        """
+        calls, steps = self._calls_begun()
+        call = step_call(
+            self._host.id,
+            calls,
+            function,
+            arguments,
+            keywords,
+            name=name,
+            retry=retry,
+            resolve=resolve,
+            idempotent=idempotent,
+            intent=intent,
+            diverged=diverged,
+        )
+        return steps.step(self, calls, call)
+
+    @overload
+    def ask(
+        self,
+        question: object,
+        *,
+        answer: type[T],
+        timeout: float | None = None,
+        intent: object = EVERYTHING,
+        diverged: OnDiverged = "refuse",
+    ) -> Awaitable[T]: ...
+    @overload
+    def ask(
+        self,
+        question: object,
+        *,
+        answer: object = Any,
+        timeout: float | None = None,
+        intent: object = EVERYTHING,
+        diverged: OnDiverged = "refuse",
+    ) -> Awaitable[Any]: ...
+    def ask(
+        self,
+        question: object,
+        *,
+        answer: Any = Any,
+        timeout: float | None = None,
+        intent: object = EVERYTHING,
+        diverged: OnDiverged = "refuse",
+    ) -> Awaitable[Any]:
+        """Ask somebody outside, and wait for the answer; await what this gives.
+
+        The agent handles nothing else meanwhile. The question is part of each cut, with the time that is left, and keeps its
+        token through restarts and rollbacks; an answer that was given stays given.
+
+        Args:
+            question: Plain data: a sentence, or a map with more.
+            answer: The type that an answer must have.
+            timeout: Seconds until it expires; None: never.
+            intent: What must be the same when the turn runs again; default: the question.
+            diverged: When it is not: as for `step`. A question that nobody has answered yet is put anew instead.
+
+        Raises:
+            QuestionExpired: Nobody answered in time.
+            Parking: An answered question has diverged: the turn is parked.
+            Unsavable: The question cannot be saved, or the recorded answer is none of this type.
+            LocalProtocolError: Inside a step, after the turn, or in a participant without an effect ledger.
+        """
+        calls, steps = self._calls_begun()
+        call = ask_call(
+            self._host.id, calls, question, answer=answer, timeout=timeout, intent=intent, diverged=diverged
+        )
+        return steps.ask(self, calls, call)
+
+    def _calls_begun(self) -> tuple[Calls, Steps]:
+        self.check_open()
+        steps = self._host.steps
+        if steps is None:
+            raise LocalProtocolError(
+                f"agent {self._host.id}: its participant has no effect ledger, which steps and questions need: give it "
+                "local=..., or effects=..."
+            )
+        if self.calls is None:
+            self.calls = Calls()
+        return self.calls, steps
+
     def request_epoch(self, reason: str) -> None:
         """Ask the coordinators for an epoch once this turn has committed."""
-        self._check_open()
+        self.check_open()
         if self._requests is None:
             self._requests = []
         if len(self._requests) < REQUESTS_MAX:
             self._requests.append(str(reason)[:REASON_LENGTH_MAX])
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise if the turn is over."""
         if self.closed:
             raise LocalProtocolError(
                 f"agent {self.self_id}: the context was used after its turn; what a turn started must not outlive it"
@@ -260,7 +429,7 @@ class Context:
 
     def _envelope(self, target: AgentId, message: object) -> tuple[Envelope, bytes]:
         if self.closed:
-            self._check_open()
+            self.check_open()
         host = self._host
         name, version, body = host.registry.encode(message, host.id)
         ordinal = self._ordinal

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from participant.failure import DeadLettered, Stopped
 
@@ -91,6 +91,40 @@ class OutputDiverged:
     output: Output
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInDoubt:
+    """A step was begun and has no end, and nobody here can tell whether it happened. Its turn is parked until it is settled."""
+
+    agent: str
+    step: str
+    token: str
+    """For `Participant.settle`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnDiverged:
+    """A turn runs again and wants something else at a place where a step was done. It is parked until that is settled."""
+
+    agent: str
+    step: str
+    token: str
+    """For `Participant.settle`."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuestionAsked:
+    """A turn waits for an answer."""
+
+    agent: str
+    token: str
+    """For `Participant.answer`."""
+    question: Any
+    expires_in: float | None
+    """Seconds; None: it does not expire."""
+
+
 ParticipantEvent: TypeAlias = (
     Member
     | Lost
@@ -100,6 +134,9 @@ ParticipantEvent: TypeAlias = (
     | Restored
     | DeadLettered
     | Stopped
+    | StepInDoubt
+    | TurnDiverged
+    | QuestionAsked
     | SinkFailing
     | OutputRefused
     | OutputDiverged

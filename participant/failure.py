@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
 
 from protocol.limits import DEAD_LETTERS_BYTES_MAX, DEAD_LETTERS_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from participant.schema import Schema
     from protocol.messages import Envelope
 
 NS_PER_SECOND: Final = 1_000_000_000
@@ -107,6 +108,25 @@ class Stopped:
     message: Envelope
     reason: str
     attempts: int
+    at: int
+    """Instant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parked:
+    """The turn waits until somebody outside has decided something; then it runs again. No policy: nothing has failed."""
+
+    agent: str
+    message: Envelope
+    step: str
+    token: str
+    """Of the step that it waits for, in the effect ledger."""
+    intent: bytes
+    """Of the step as it was called this time."""
+    result: Schema
+    """What a result of the step must be."""
+    cause: Literal["in-doubt", "diverged"]
+    reason: str
     at: int
     """Instant."""
 

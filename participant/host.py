@@ -19,6 +19,7 @@ records it as the next to handle, and how a retry finds it.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -27,18 +28,23 @@ from blake3 import blake3
 
 from participant.agent import Agent, Handler
 from participant.context import Context, encode_envelope
-from participant.failure import DeadLettered, FailureOutcome, RetryAfter, Stopped, decide, describe
+from participant.failure import DeadLettered, FailureOutcome, Parked, RetryAfter, Stopped, decide, describe
 from participant.restoring import RESTORED_TYPE, Restoration, restored_message
+from participant.steps import Parking
 from protocol.errors import LocalProtocolError, RecoveryError, UndecodableMessage
 from protocol.ids import MESSAGE_ID_BYTES, AgentId
+from protocol.journal import OpenQuestion
 from protocol.messages import Envelope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Coroutine, Iterable, Mapping, Sequence
 
     from participant.codec import MessageRegistry
+    from participant.schema import Schema
     from participant.serializers import PickleAllowed
     from participant.state import CutClock
+    from participant.steps import Position, Steps
+    from protocol.journal import FinishedStep
     from protocol.outputs import Output
 
 START_TYPE: Final = "cleancut.start"
@@ -71,6 +77,24 @@ class TurnResult(NamedTuple):
     """Reasons why the agent wants an epoch."""
     outputs: Sequence[tuple[bytes, str, bytes]] = ()
     """Id, sink and encoded payload of each, in order."""
+
+
+@dataclass(slots=True)
+class WaitingQuestion:
+    """A question of the running turn that nobody has answered yet."""
+
+    token: str
+    message_id: bytes
+    """Of the message that the turn handles."""
+    ordinal: int
+    question: bytes
+    """msgpack."""
+    deadline: int | None
+    """Instant at which it expires."""
+    answer: Schema | None
+    """What an answer must be; None: the turn has not asked again since a restore."""
+    at: int
+    """Instant at which it was asked."""
 
 
 class SavedField(NamedTuple):
@@ -144,12 +168,19 @@ class Turn:
 
         Raises:
             Unsavable: A value grew in place into something that cannot be saved: roll back with it.
+            Parking: It is to be parked, though its handler returned: roll back with it.
+            LocalProtocolError: Steps that it began still run: roll back with it.
         """
         host = self._host
         assert host.turn is self, "a turn ends once"
-        host.state.commit()
         context = self.context
+        calls = context.calls
+        if calls is not None:
+            calls.check_over(host.id)
+        host.state.commit()
         context.closed = True
+        if calls is not None:
+            host.end_calls(context, done=True)
         host.turn = None
         host.mailbox.popleft()
         host.attempts = 0
@@ -161,7 +192,7 @@ class Turn:
             due = host.timers[0][0]
         return TurnResult(context.sends, due, context.epoch_requests, context.outputs)
 
-    def rollback(self, error: BaseException, now: int) -> FailureOutcome:
+    def rollback(self, error: BaseException, now: int) -> FailureOutcome | Parked:
         """Undo the turn; the failure policy says what becomes of its message.
 
         Args:
@@ -170,10 +201,12 @@ class Turn:
         """
         host = self._host
         assert host.turn is self, "a turn ends once"
+        calls = self.context.calls
         try:
             host.state.rollback()
         except Exception as broken:  # noqa: BLE001 - a user's restore() raised: the state is not known any more
             self.context.closed = True
+            host.end_calls(self.context, done=False)
             host.state.abandon()
             host.turn = None
             host.dead = True
@@ -181,6 +214,12 @@ class Turn:
             return Stopped(agent=host.id, message=self.envelope, reason=reason, attempts=host.attempts, at=now)
         self.context.closed = True
         host.turn = None
+        parking = calls.parking if calls is not None else None
+        if parking is None and isinstance(error, Parking):
+            parking = error
+        if parking is not None:
+            host.end_calls(self.context, done=False)
+            return self._park(parking, now)
         outcome = decide(
             host.agent.failure,
             agent=host.id,
@@ -190,6 +229,7 @@ class Turn:
             attempt=host.attempts,
             now=now,
         )
+        host.end_calls(self.context, done=type(outcome) is DeadLettered)
         if type(outcome) is RetryAfter:
             host.wait_until = outcome.at
         elif type(outcome) is DeadLettered:
@@ -203,8 +243,26 @@ class Turn:
         """End the turn without an outcome: its participant stops. The message stays at the head."""
         host = self._host
         self.context.closed = True
+        host.end_calls(self.context, done=False)
         host.state.abandon()
         host.turn = None
+
+    def _park(self, parking: Parking, now: int) -> Parked:
+        host = self._host
+        # Not an attempt that failed.
+        host.attempts -= 1
+        host.parked = Parked(
+            agent=host.id,
+            message=self.envelope,
+            step=parking.step,
+            token=parking.token,
+            intent=parking.intent,
+            result=parking.result,
+            cause=parking.cause,
+            reason=str(parking),
+            at=now,
+        )
+        return host.parked
 
 
 class AgentHost:
@@ -230,11 +288,15 @@ class AgentHost:
         "emits_refused",
         "id",
         "id_bytes",
+        "journals",
         "mailbox",
         "outputs",
+        "parked",
+        "questions",
         "registry",
         "sinks",
         "state",
+        "steps",
         "targets",
         "timers",
         "turn",
@@ -272,6 +334,14 @@ class AgentHost:
         """Names of the participant's sinks."""
         self.emits_refused = ""
         """Why nothing can be emitted now; "": it can."""
+        self.steps: Steps | None = None
+        """How turns make steps; the participant sets it."""
+        self.parked: Parked | None = None
+        """The message at the head waits for a decision from outside."""
+        self.journals: dict[bytes, dict[Position, FinishedStep]] = {}
+        """Finished steps of messages that are not done with, in order of their ends; by message id. Mostly none."""
+        self.questions: dict[str, WaitingQuestion] = {}
+        """Open questions of messages that are not done with, by token."""
         self.targets: dict[str, AgentId] = {}
         """Agent ids that were sent to and found legal."""
         self._timer_ordinal = 0
@@ -282,7 +352,8 @@ class AgentHost:
         self._wants_restored = type(agent).on_restored is not Agent.on_restored
         for cls, entry in agent.__cleancut_handlers__.items():
             registered = registry.type_of(cls)
-            self._dispatch[registered.name, registered.version] = (registered.schema.decode, entry)
+            for name in (registered.name, *registered.old_names):
+                self._dispatch[name, registered.version] = (registered.schema.decode, entry)
 
     def start_fresh(self, cluster: str) -> None:
         """Have `on_start` called as the first turn; for an agent that was not restored."""
@@ -310,12 +381,18 @@ class AgentHost:
 
     def ready(self, now: int) -> bool:
         """Whether a turn can begin."""
-        return bool(self.mailbox) and self.turn is None and not self.dead and self.wait_until <= now
+        return (
+            bool(self.mailbox)
+            and self.turn is None
+            and not self.dead
+            and self.parked is None
+            and self.wait_until <= now
+        )
 
     def next_wake(self) -> int | None:
         """Instant at which something becomes due by itself: a timer, or the end of a retry's wait."""
         due = self.timers[0][0] if self.timers else None
-        if self.wait_until and self.mailbox and self.turn is None and not self.dead:
+        if self.wait_until and self.mailbox and self.turn is None and not self.dead and self.parked is None:
             return self.wait_until if due is None else min(due, self.wait_until)
         return due
 
@@ -368,6 +445,8 @@ class AgentHost:
         mailbox: Iterable[bytes] = (),
         timers: Iterable[tuple[int, bytes]] = (),
         outputs: Iterable[Output] = (),
+        journal: Iterable[FinishedStep] = (),
+        questions: Iterable[OpenQuestion] = (),
         dead: bool = False,
         now: int = 0,
         allowed: PickleAllowed | None = None,
@@ -380,6 +459,8 @@ class AgentHost:
             timers: Nanoseconds that were left at the cut, and the encoded envelope.
             outputs: Held at the cut, in order; whoever restores hands them to the participant's outbox, which numbers them
                 anew.
+            journal: Finished steps of turns that were not over.
+            questions: Their open questions; they go on with the time that was left.
             dead: It had been stopped by its failure policy.
             now: Driver time from which timers run on.
             allowed: The right to unpickle, where a field was saved with cloudpickle.
@@ -414,13 +495,63 @@ class AgentHost:
         for left, data in timers:
             self.set_timer(now + left, decode_envelope(data), data)
         self.outputs = dict(enumerate(outputs))
+        self.parked = None
+        self._load_journal(journal, questions, now)
         self.dead = dead
         self.attempts = 0
         self.wait_until = 0
 
+    def _load_journal(self, journal: Iterable[FinishedStep], questions: Iterable[OpenQuestion], now: int) -> None:
+        self.journals = {}
+        for step in journal:
+            self.journals.setdefault(step.message_id, {})[step.kind, step.name, step.ordinal] = step
+        self.questions = {}
+        for saved in questions:
+            self.questions[saved.token] = WaitingQuestion(
+                token=saved.token,
+                message_id=saved.message_id,
+                ordinal=saved.ordinal,
+                question=saved.question,
+                deadline=None if saved.left_ns < 0 else now + saved.left_ns,
+                answer=None,
+                at=now,
+            )
+
+    def frozen_journal(self, now: int) -> tuple[tuple[FinishedStep, ...], tuple[OpenQuestion, ...]]:
+        """What a cut saves of turns that are not over."""
+        if not self.journals and not self.questions:
+            return (), ()
+        steps = tuple(step for journal in self.journals.values() for step in journal.values())
+        questions = tuple(
+            OpenQuestion(
+                message_id=question.message_id,
+                ordinal=question.ordinal,
+                token=question.token,
+                question=question.question,
+                left_ns=-1 if question.deadline is None else max(0, question.deadline - now),
+            )
+            for question in self.questions.values()
+        )
+        return steps, questions
+
+    def end_calls(self, context: Context, *, done: bool) -> None:
+        """The turn of this context has ended; `done`: its message will never be handled again."""
+        calls = context.calls
+        if calls is not None and self.steps is not None:
+            self.steps.turn_over(context, calls, done=done)
+        if done and (self.journals or self.questions):
+            self._forget_journal(context.message_id)
+
+    def _forget_journal(self, message_id: bytes) -> None:
+        self.journals.pop(message_id, None)
+        for token in [token for token, question in self.questions.items() if question.message_id == message_id]:
+            del self.questions[token]
+
     def _unhandled(self, reason: str, envelope: Envelope, data: bytes, now: int) -> DeadLettered:
         self.mailbox.popleft()
         self.attempts = 0
+        if self.journals or self.questions:
+            self._forget_journal(envelope.id)
         return DeadLettered(agent=self.id, message=envelope, data=data, reason=reason, attempts=0, at=now)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import msgspec
 
 from participant.host import SavedField
-from protocol.contents import decode_outputs
+from protocol.contents import decode_journal, decode_outputs, decode_questions
 from protocol.errors import ObjectCorrupt
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from participant.host import AgentHost
     from participant.serializers import PickleAllowed
+    from protocol.journal import FinishedStep, OpenQuestion
     from protocol.manifest import AgentSnapshot, ChunkRef
     from protocol.outputs import Output
 
@@ -29,6 +30,8 @@ class SavedAgent(NamedTuple):
     mailbox: list[bytes]
     timers: list[tuple[int, bytes]]
     outputs: list[Output]
+    journal: list[FinishedStep]
+    questions: list[OpenQuestion]
 
 
 def read_agent(snapshot: AgentSnapshot, read: Callable[[Iterable[ChunkRef]], bytes]) -> SavedAgent:
@@ -52,6 +55,8 @@ def read_agent(snapshot: AgentSnapshot, read: Callable[[Iterable[ChunkRef]], byt
         split_envelopes(read(snapshot.mailbox), f"mailbox of {snapshot.id}"),
         split_timers(read(snapshot.timers), f"timers of {snapshot.id}"),
         list(decode_outputs(read(snapshot.outputs), f"outputs of {snapshot.id}")),
+        decode_journal(read(snapshot.journal), f"finished steps of {snapshot.id}"),
+        decode_questions(read(snapshot.questions), f"questions of {snapshot.id}"),
     )
 
 
@@ -82,6 +87,8 @@ def load_agent(
         mailbox=saved.mailbox,
         timers=saved.timers,
         outputs=saved.outputs,
+        journal=saved.journal,
+        questions=saved.questions,
         dead=snapshot.dead,
         now=now,
         allowed=allowed,

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from participant.agent import Agent
 from participant.codec import MessageRegistry
+from participant.effects.backend import MemoryEffects
 from participant.host import START_TYPE
 from participant.runtime.conductor import Conductor, LocalControl
 from participant.runtime.participant import Participant
@@ -43,8 +44,10 @@ if TYPE_CHECKING:
 
     from participant.events import ParticipantEvent
     from participant.failure import DeadLettered
+    from participant.runtime.effect_desk import AnswerResult, Question, Settlement
     from participant.runtime.transports.memory import Faults
     from participant.sinks.base import Sink
+    from protocol.journal import FinishedStep
     from protocol.manifest import Manifest
     from protocol.messages import Envelope
     from protocol.ports import ObjectStore
@@ -148,6 +151,17 @@ class EpochView:
             (output.sink, decode_value(output.payload, f"output of {agent}")) for output in self._reader.outputs(agent)
         ]
 
+    def steps(self, agent: str) -> list[FinishedStep]:
+        """Finished steps of the agent's turn that was running at the cut."""
+        return self._reader.journal(agent)
+
+    def questions(self, agent: str) -> list[tuple[str, Any]]:
+        """Token and question of what nobody had answered at the cut."""
+        return [
+            (asked.token, decode_value(asked.question, f"question of {agent}"))
+            for asked in self._reader.questions(agent)
+        ]
+
     def in_flight(self) -> list[Any]:
         """Messages on all channels, and those that wait for an agent that nobody hosts."""
         found = [
@@ -215,6 +229,8 @@ class Cluster:
         self.hub = MemoryHub(faults=faults)
         self.store: ObjectStore = MemoryStore(self._name) if store is None else store
         self.conductor = Conductor(cluster=self._name, store=self.store, keys=ClusterKeys.from_secret(SECRET))
+        self.effects = MemoryEffects()
+        """The effect ledger: one for all participants, and older than any of them."""
         self.participants: dict[str, Participant] = {}
         self._crashed: dict[str, tuple[Agent, ...]] = {}
         self._kinds = {agent.kind: type(agent) for group in self._groups for agent in group}
@@ -251,6 +267,7 @@ class Cluster:
             takes=self._kinds,
             sinks=self._sinks,
             allow_cloudpickle=True,
+            effects=self.effects,
             control=LocalControl(self.conductor),
             wire=MemoryTransport(name, self.hub),
             clock=self.clock,
@@ -392,6 +409,22 @@ class Cluster:
             for agent in participant.agents:
                 self._hosts[agent.id] = participant
                 self._agents[agent.id] = agent
+
+    def questions(self) -> tuple[Question, ...]:
+        """Questions that agents ask and nobody has answered yet."""
+        return tuple(question for participant in self.participants.values() for question in participant.questions())
+
+    async def answer(self, token: str, value: object) -> AnswerResult:
+        """Answer a question; as `Participant.answer`."""
+        everybody = [*self.participants.values()]
+        asking = [each for each in everybody if any(asked.token == token for asked in each.questions())]
+        return await (asking or everybody)[0].answer(token, value)
+
+    async def settle(self, token: str, settlement: Settlement) -> None:
+        """Say what became of a step; as `Participant.settle`."""
+        everybody = [*self.participants.values()]
+        parked = [each for each in everybody if any(turn.token == token for turn in each.parked)]
+        await (parked or everybody)[0].settle(token, settlement)
 
     def events(self, agent: str) -> AsyncIterator[ParticipantEvent]:
         """Events of the participant that hosts an agent; as `Participant.events`."""

@@ -15,6 +15,7 @@ import msgspec
 from protocol.errors import IllegalName, MalformedFrame, ObjectCorrupt, printable
 from protocol.ids import MESSAGE_ID_BYTES, agent_id
 from protocol.items import KIND_MESSAGE, item_kind, message_payload, split_items
+from protocol.journal import FinishedStep, OpenQuestion
 from protocol.limits import MESSAGE_BYTES_MAX, NESTING_MAX
 from protocol.messages import Envelope
 from protocol.outputs import Output
@@ -27,6 +28,8 @@ _keys: Final = msgspec.msgpack.Decoder(list[Any])
 _raws: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _timers: Final = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _outputs: Final = msgspec.msgpack.Decoder(list[Output])
+_journal: Final = msgspec.msgpack.Decoder(list[FinishedStep])
+_questions: Final = msgspec.msgpack.Decoder(list[OpenQuestion])
 _envelope: Final = msgspec.msgpack.Decoder(Envelope)
 _bytes: Final = msgspec.msgpack.Decoder(bytes)
 _BIN_HEADERS: Final = frozenset({0xC4, 0xC5, 0xC6})
@@ -89,6 +92,26 @@ def decode_outputs(data: bytes, name: str) -> list[Output]:
             agent_id(output.agent)
         except IllegalName as error:
             raise ObjectCorrupt("get", name, f"output {output.id.hex()}: {error}") from None
+    return found
+
+
+def decode_journal(data: bytes, name: str) -> list[FinishedStep]:
+    """Finished steps of turns that were not over, in order of their ends; none for no bytes."""
+    return _of_messages(_decode(_journal, data, name), name) if data else []
+
+
+def decode_questions(data: bytes, name: str) -> list[OpenQuestion]:
+    """Open questions of turns that were not over; none for no bytes."""
+    return _of_messages(_decode(_questions, data, name), name) if data else []
+
+
+_Saved = TypeVar("_Saved", FinishedStep, OpenQuestion)
+
+
+def _of_messages(found: list[_Saved], name: str) -> list[_Saved]:
+    for each in found:
+        if len(each.message_id) != MESSAGE_ID_BYTES:
+            raise ObjectCorrupt("get", name, f"a message id of {len(each.message_id)} bytes, not {MESSAGE_ID_BYTES}")
     return found
 
 

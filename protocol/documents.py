@@ -171,6 +171,8 @@ def chunk_refs(snapshot: LocalSnapshot) -> Iterator[ChunkRef]:
         yield from agent.mailbox
         yield from agent.timers
         yield from agent.outputs
+        yield from agent.journal
+        yield from agent.questions
     yield from snapshot.unrouted
     for incoming in snapshot.incoming:
         yield from incoming.chunks

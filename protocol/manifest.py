@@ -82,6 +82,12 @@ class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Chunks that joined are one msgpack array of encoded `Output`s (`protocol.outputs`), in order of emission: emitted
     before the cut, and not known by then to have reached their sink."""
     outputs_count: Count = 0
+    journal: tuple[ChunkRef, ...] = ()
+    """msgpack array of encoded `FinishedStep`s (`protocol.journal`): of turns that were not over."""
+    journal_count: Count = 0
+    questions: tuple[ChunkRef, ...] = ()
+    """msgpack array of encoded `OpenQuestion`s: of turns that were not over."""
+    questions_count: Count = 0
 
 
 class OutgoingCut(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,9 +16,11 @@ import msgspec
 
 from protocol.contents import (
     decode_channel,
+    decode_journal,
     decode_keys,
     decode_mailbox,
     decode_outputs,
+    decode_questions,
     decode_segment,
     decode_timers,
     decode_value,
@@ -33,6 +35,7 @@ from protocol.pack import ChunkReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from protocol.journal import FinishedStep, OpenQuestion
     from protocol.manifest import AgentSnapshot, ChunkRef, FieldRef, LocalSnapshot, Manifest
     from protocol.messages import Envelope
     from protocol.outputs import Output
@@ -160,6 +163,14 @@ class EpochReader:
         """Outputs of the agent that were held at the cut, in order of emission."""
         return decode_outputs(self._join(self.agent_snapshot(agent).outputs), f"outputs of {agent}")
 
+    def journal(self, agent: str) -> list[FinishedStep]:
+        """Finished steps of the agent's turn that was running at the cut."""
+        return decode_journal(self._join(self.agent_snapshot(agent).journal), f"finished steps of {agent}")
+
+    def questions(self, agent: str) -> list[OpenQuestion]:
+        """Questions of the agent that nobody had answered at the cut."""
+        return decode_questions(self._join(self.agent_snapshot(agent).questions), f"questions of {agent}")
+
     def unrouted(self, participant: str) -> list[Envelope]:
         """Messages that a participant held for agents that nobody hosted yet."""
         return decode_mailbox(self._join(self.snapshot(participant).unrouted), f"unrouted messages of {participant}")
@@ -190,6 +201,8 @@ class EpochReader:
             "mailbox": [shown_message(envelope) for envelope in self.mailbox(agent)],
             "timers": [{"in_ns": left, **shown_message(envelope)} for left, envelope in self.timers(agent)],
             "outputs": [shown_output(output) for output in self.outputs(agent)],
+            "steps": [shown_step(step) for step in self.journal(agent)],
+            "questions": [shown_question(question) for question in self.questions(agent)],
         }
 
     def _field(self, agent: str, field: FieldRef) -> Any:  # noqa: ANN401 - any value
@@ -199,12 +212,12 @@ class EpochReader:
         if field.shape == "keyed":
             # A later segment with the same key wins (overlays over a base); then the removed keys go.
             values = {
-                _hashable(key): value
+                hashable(key): value
                 for segment in field.segments
                 for key, value in decode_segment(self._join(segment), name)
             }
             for key in decode_keys(self._join(field.removed), name):
-                values.pop(_hashable(key), None)
+                values.pop(hashable(key), None)
             return values
         data = self._join(ref for segment in field.segments for ref in segment)
         if field.serializer == "json":
@@ -229,6 +242,29 @@ def shown_message(envelope: Envelope) -> dict[str, Any]:
         "version": envelope.version,
         "body": body,
     }
+
+
+def shown_step(step: FinishedStep) -> dict[str, Any]:
+    """A finished step, or an answered question, as a JSON document."""
+    found: dict[str, Any] = {"kind": step.kind, "name": step.name, "ordinal": step.ordinal, "state": step.state}
+    if step.reason:
+        found["reason"] = step.reason
+    if step.result:
+        found["result"] = _shown_value(step.result, "result")
+    return found
+
+
+def shown_question(question: OpenQuestion) -> dict[str, Any]:
+    """An open question as a JSON document."""
+    left = None if question.left_ns < 0 else question.left_ns
+    return {"token": question.token, "question": _shown_value(question.question, "question"), "left_ns": left}
+
+
+def _shown_value(data: bytes, what: str) -> Any:  # noqa: ANN401 - any value
+    try:
+        return shown(decode_value(data, what))
+    except ObjectCorrupt:
+        return shown(data)
 
 
 def shown_output(output: Output) -> dict[str, Any]:
@@ -273,13 +309,14 @@ def shown(value: Any, depth: int = 0) -> Any:  # noqa: ANN401 - any value to any
     return str(value)
 
 
-def _hashable(key: Any, depth: int = 0) -> Any:  # noqa: ANN401 - any key
+def hashable(key: Any, depth: int = 0) -> Any:  # noqa: ANN401 - any key
+    """A decoded key of a map in a form that can be one in Python: arrays become tuples."""
     if depth > NESTING_MAX:
         return "..."
     if isinstance(key, list | tuple):
-        return tuple(_hashable(part, depth + 1) for part in key)
+        return tuple(hashable(part, depth + 1) for part in key)
     if isinstance(key, dict):
-        return tuple((_hashable(name, depth + 1), _hashable(value, depth + 1)) for name, value in key.items())
+        return tuple((hashable(name, depth + 1), hashable(value, depth + 1)) for name, value in key.items())
     if isinstance(key, msgspec.msgpack.Ext):
         return (key.code, bytes(key.data))
     return key

@@ -20,7 +20,7 @@ from protocol.limits import CONTENT_BYTES_MAX, MIB
 from protocol.pack import ChunkReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from protocol.findings import Findings
     from protocol.manifest import AgentSnapshot, ChunkRef, FieldRef, IncomingCut, LocalSnapshot
@@ -57,7 +57,15 @@ class ContentVerifier:
         references = {ref for snapshot in snapshots.values() for ref in chunk_refs(snapshot)}
         into.count("chunks", len(references))
         into.count("bytes", sum(ref.bytes for ref in references))
-        for name in ("items_in_flight", "messages_in_flight", "messages_in_mailboxes", "timers", "outputs"):
+        for name in (
+            "items_in_flight",
+            "messages_in_flight",
+            "messages_in_mailboxes",
+            "timers",
+            "outputs",
+            "finished_steps",
+            "questions",
+        ):
             into.count(name)
         for participant, snapshot in snapshots.items():
             check = _Check(self, participant, into)
@@ -135,8 +143,35 @@ class _Check:
             if outputs is not None:
                 self._into.count("outputs", len(outputs))
                 self._compare(place, agent.outputs_count, len(outputs))
+        self._counted(
+            f"finished steps of {agent.id}",
+            "finished_steps",
+            agent.journal,
+            agent.journal_count,
+            contents.decode_journal,
+        )
+        self._counted(
+            f"questions of {agent.id}", "questions", agent.questions, agent.questions_count, contents.decode_questions
+        )
         for field in agent.fields:
             self._field(agent, field)
+
+    def _counted(
+        self,
+        place: str,
+        name: str,
+        refs: tuple[ChunkRef, ...],
+        count: int,
+        decode: Callable[[bytes, str], Sequence[object]],
+    ) -> None:
+        """Chunks that hold a list of this length."""
+        data = self._join(refs, place)
+        if data is None:
+            return
+        found = self._decoded(partial(decode, data, place))
+        if found is not None:
+            self._into.count(name, len(found))
+            self._compare(place, count, len(found))
 
     def messages(self, place: str, refs: tuple[ChunkRef, ...], count: int) -> None:
         data = self._join(refs, place)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from participant.agent import Agent
-    from participant.failure import DeadLettered, Stopped
+    from participant.failure import DeadLettered, Parked, Stopped
     from participant.machine_events import Delivery, Effect, Event
     from protocol.messages import ToParticipant
     from simulations.cluster import SimulatedCluster
@@ -174,6 +174,10 @@ class ParticipantLife(Process):
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
         """A message was put aside, or an agent stopped."""
         self.cluster.workload.put_aside(self, outcome)
+
+    def turn_parked(self, outcome: Parked) -> None:
+        """A turn waits for a decision from outside."""
+        raise AssertionError(f"{outcome.agent} makes steps, and simulated participants have no effect ledger")
 
     # --- from the network ---------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ class EffectBackend(Protocol):
         """See `EffectLedger.claim`."""
         ...
 
-    async def take(self, token: str, fence: FencingToken, claim_id: bytes) -> Claimed | Known:
+    async def take(self, token: str, fence: FencingToken, claim_id: bytes, *, before: bytes) -> Claimed | Known:
         """See `EffectLedger.take`."""
         ...
 
@@ -91,9 +91,9 @@ class MemoryEffects:
         """See `EffectBackend.claim`."""
         return self.ledger.claim(entry, fence)[1]
 
-    async def take(self, token: str, fence: FencingToken, claim_id: bytes) -> Claimed | Known:
+    async def take(self, token: str, fence: FencingToken, claim_id: bytes, *, before: bytes) -> Claimed | Known:
         """See `EffectBackend.take`."""
-        return self.ledger.take(token, fence, claim_id, time_ns())[1]
+        return self.ledger.take(token, fence, claim_id, before=before, at=time_ns())[1]
 
     async def end(
         self, token: str, fence: FencingToken, claim_id: bytes, state: State, *, result: bytes = b"", reason: str = ""

@@ -160,8 +160,17 @@ class EffectLedger:
         self.apply(put)
         return [*changes, put], Claimed(self.entries[entry.token])
 
-    def take(self, token: str, fence: FencingToken, claim_id: bytes, at: int) -> tuple[list[Change], Claimed | Known]:
+    def take(
+        self, token: str, fence: FencingToken, claim_id: bytes, *, before: bytes, at: int
+    ) -> tuple[list[Change], Claimed | Known]:
         """Go on with a claim that has no end; its former holder can end it no more.
+
+        Args:
+            token: Which.
+            fence: Who writes.
+            claim_id: What the claim is held by from now on.
+            before: What it was held by when the caller decided to take it: of two that want it, one gets it.
+            at: Wall clock, nanoseconds.
 
         Raises:
             FencedError: The caller is older than what was seen.
@@ -169,7 +178,9 @@ class EffectLedger:
         """
         changes = self._admitted(fence)
         entry = self._entry(token)
-        if entry.state is not State.CLAIMED:
+        if entry.state is State.CLAIMED and entry.claim_id == claim_id:
+            return changes, Claimed(entry)  # asked again: the answer was lost
+        if entry.state is not State.CLAIMED or entry.claim_id != before:
             return changes, Known(entry)
         taken = Taken(token, fence.participant, fence.incarnation, fence.session, claim_id, at)
         self.apply(taken)

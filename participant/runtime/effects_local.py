@@ -95,9 +95,9 @@ class LocalEffects:
         await self._keep(changes)
         return answer
 
-    async def take(self, token: str, fence: FencingToken, claim_id: bytes) -> Claimed | Known:
+    async def take(self, token: str, fence: FencingToken, claim_id: bytes, *, before: bytes) -> Claimed | Known:
         """See `EffectBackend.take`."""
-        changes, answer = self._ledger.take(token, fence, claim_id, time_ns())
+        changes, answer = self._ledger.take(token, fence, claim_id, before=before, at=time_ns())
         await self._keep(changes)
         return answer
 

@@ -117,6 +117,9 @@ if op == 'accept' then
 end
 if state ~= 'claimed' then return answer('known') end
 if op == 'take' then
+  local holder = redis.call('HGET', key, 'claim_id')
+  if holder == ARGV[6] then return answer('claimed') end
+  if holder ~= ARGV[8] then return answer('known') end
   redis.call('HSET', key, 'participant', participant, 'incarnation', incarnation, 'session', session,
     'claim_id', ARGV[6], 'claimed_at', ARGV[7])
   return answer('claimed')
@@ -183,9 +186,9 @@ class RedisEffects:
             await self._run("claim", fence, entry.token, entry.claim_id, entry.claimed_at, EFFECTS_MAX, *fields)
         )
 
-    async def take(self, token: str, fence: FencingToken, claim_id: bytes) -> Claimed | Known:
+    async def take(self, token: str, fence: FencingToken, claim_id: bytes, *, before: bytes) -> Claimed | Known:
         """See `EffectBackend.take`."""
-        return self._answer(await self._run("take", fence, token, claim_id, time_ns()))
+        return self._answer(await self._run("take", fence, token, claim_id, time_ns(), before))
 
     async def end(
         self, token: str, fence: FencingToken, claim_id: bytes, state: State, *, result: bytes = b"", reason: str = ""

@@ -53,6 +53,8 @@ class Loaded(NamedTuple):
     state: str
     """Digest over what was taken."""
     unrouted: tuple[Delivery, ...]
+    input_position: int | None
+    """Newest entry of this participant's input log that the epoch holds; None: it was no member of it."""
 
 
 class _Sources(NamedTuple):
@@ -164,7 +166,9 @@ class Loader:
             self._fresh(hosts[agent], self._clock.now())
             state.fresh(agent)
         ordered = [hosts[agent] for agent in sorted(hosts)]
-        return Loaded(ordered, state.digest(), tuple(sources.unrouted))
+        mine = sources.snapshots.get(self._participant)
+        position = None if mine is None else mine.input_position or 0
+        return Loaded(ordered, state.digest(), tuple(sources.unrouted), position)
 
     def _load_one(
         self,
@@ -182,6 +186,8 @@ class Loader:
             mailbox=saved.mailbox,
             timers=timers,
             outputs=saved.outputs,
+            journal=saved.journal,
+            questions=saved.questions,
             dead=snapshot.dead,
             now=self._clock.now(),
             allowed=sources.allowed,

@@ -16,6 +16,7 @@ import errno
 import json
 import os
 import secrets
+import threading
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from participant.logs.segment import CorruptLog
@@ -168,6 +169,8 @@ class LocalFolder:
         self.path = root / participant
         self._owner: int | None = None
         self._life: Life | None = None
+        self._taking = threading.Lock()
+        """Several logs take the folder over, each from a thread of its own."""
         try:
             _make_folder(self.path)
         except OSError as error:
@@ -209,6 +212,10 @@ class LocalFolder:
             FencedError: A later life owns the folder.
             StoreError: The system's error.
         """
+        with self._taking:
+            self._take_over(life)
+
+    def _take_over(self, life: Life) -> None:
         if self._life == life:
             self.check()
             return

@@ -24,6 +24,7 @@ from participant.agent import Agent
 from participant.codec import MessageRegistry
 from participant.config import ParticipantConfig, check_interpreter
 from participant.context import encode_envelope, too_long
+from participant.effects.entries import Entry, State
 from participant.events import (
     EpochAborted,
     EpochCommitted,
@@ -32,10 +33,13 @@ from participant.events import (
     Member,
     OutputDiverged,
     OutputRefused,
+    QuestionAsked,
     Restored,
     SinkFailing,
+    StepInDoubt,
+    TurnDiverged,
 )
-from participant.failure import DeadLettered, DeadLetters, Stopped
+from participant.failure import DeadLettered, DeadLetters, Parked, Stopped
 from participant.host import AgentHost
 from participant.machine import ParticipantMachine
 from participant.machine_events import (
@@ -69,38 +73,50 @@ from participant.machine_events import (
 )
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.control import Control, ControlClient
-from participant.runtime.log_files import LocalFolder
+from participant.runtime.effect_desk import Question, answer, make_backend, settle
+from participant.runtime.intake import OUTSIDE, Intake, Taken, refusal_code
+from participant.runtime.log_files import Life, LocalFolder
 from participant.runtime.outlet import Outlet
 from participant.runtime.pump import Pump
 from participant.runtime.restorer import Restorer
+from participant.runtime.steps import StepRunner
 from participant.runtime.tasks import TaskSet
 from participant.runtime.uploader import Uploader
 from participant.state import CutClock
-from protocol.errors import ConfigError, FencedError, Overloaded, Refused, SnapshotError, WireError
+from protocol.errors import (
+    ConfigError,
+    FencedError,
+    Overloaded,
+    RecoveryError,
+    Refused,
+    SnapshotError,
+    StoreError,
+    WireError,
+)
 from protocol.failpoints import arm_failpoints, fp
-from protocol.ids import MESSAGE_ID_BYTES, AgentId, ParticipantId, agent_id, check_name
+from protocol.ids import MESSAGE_ID_BYTES, MessageId, ParticipantId, agent_id, check_name
 from protocol.keys import ClusterKeys, read_secret, trust
 from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX
-from protocol.messages import Envelope, EpochFailed, Heartbeat, LocalReport, Register
+from protocol.messages import Envelope, EpochFailed, Heartbeat, Ingest, Ingested, LocalReport, Register
+from protocol.outputs import FencingToken
 from protocol.version import __version__
 from protocol.wire import FrameCodec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
     from participant.events import ParticipantEvent
     from participant.machine_events import Delivery, Effect, Event
     from participant.runtime.clock import Cancellable
+    from participant.runtime.effect_desk import AnswerResult, Settlement
     from participant.sinks.base import Sink
-    from protocol.messages import ToParticipant
+    from protocol.messages import FromCoordinator
     from protocol.outputs import Output
     from protocol.ports import ObjectStore, Transport
 
 log = logging.getLogger("cleancut.participant")
 
-OUTSIDE: Final = AgentId("outside/ingest")
-"""Source of messages that come from outside the cluster."""
 LEAVE_SECONDS: Final = 30.0
 
 
@@ -182,6 +198,7 @@ class Participant:
         self._outputs_news = asyncio.Event()
         self._boot_id = secrets.token_hex(16)
         self._ingested = 0
+        self._intake: Intake | None = None
         self._listeners: list[_Listener] = []
         self._strangers: dict[str, None] = {}
         self._counts = dict.fromkeys(("frames_malformed", "frames_forged", "events_lost"), 0)
@@ -247,7 +264,9 @@ class Participant:
             token=keys.participant_token(config.participant_id),
             tls=None if config.ca_file is None else trust("ca_file", config.ca_file),
         )
-        self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks)
+        folder = await asyncio.to_thread(self._open_folder)
+        self._steps = self._make_steps(folder)
+        self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks, steps=self._steps)
         self._outlet = Outlet(
             self._sinks,
             self._hosts,
@@ -269,7 +288,16 @@ class Participant:
             tasks=self._tasks,
             sink=self,
         )
-        folder = await asyncio.to_thread(self._open_folder)
+        if folder is not None:
+            self._intake = Intake(
+                folder,
+                cluster=config.cluster,
+                participant=self.id,
+                enters=self._input_enters,
+                failed=self._end,
+                bytes_max=config.input_log_bytes_max,
+            )
+            await self._intake.open()
         self._restorer = Restorer(
             self._hosts,
             factories=self._factories,
@@ -278,6 +306,7 @@ class Participant:
             pump=self._pump,
             uploader=self._uploader,
             outlet=self._outlet,
+            intake=self._intake,
             folder=folder,
             store=store,
             keys=keys,
@@ -331,24 +360,60 @@ class Participant:
         if self._failure is not None:
             raise self._failure
 
-    async def ingest(self, agent: str, message: object) -> None:
+    async def ingest(self, agent: str, message: object, *, token: str = "") -> Taken:
         """Give a message from outside to an agent anywhere in the cluster.
 
+        With a folder for local files (`local`), the input is durable when this returns, and survives crashes and rollbacks: what a
+        rollback undoes of it is done again. Without one, it is as volatile as the work that it causes.
+
+        Args:
+            agent: ``kind/name``.
+            message: Of a type that this participant knows.
+            token: The caller's own name for this input, unique to it. Who does not know whether an input was taken gives it
+                again with the same token: it is taken once. Needs a folder for local files.
+
         Raises:
-            Overloaded: Too much is in flight here, or waits for agents that nobody hosts; try again later.
-            Refused: Not started yet, leaving, or without a channel to the agent.
-            LimitExceeded: A longer message than is carried.
+            Overloaded: Too much is in flight here, waits for agents that nobody hosts, or has not been committed yet; try again
+                later.
+            Refused: Not started yet, leaving, or without a channel to the agent; ``token-conflict``: the token came before with
+                another agent or message.
+            LimitExceeded: A longer message than is carried, or no legal token.
             Unsavable: The message's type is not known here, or a part of it cannot be saved.
             IllegalName: Not an agent id.
+            StoreError: The local disk does not work; the participant ends.
         """
-        self.ingest_nowait(agent, message)
+        self._demand_input()
+        name, version, body = self._registry.encode(message)
+        return await self._take_input(agent, name, version, body, token)
+
+    async def _take_input(self, agent: str, name: str, version: int, body: bytes, token: str) -> Taken:
+        self._demand_input()
+        if self._intake is None:
+            if token:
+                raise Refused(
+                    "no-input-log",
+                    f"{self.id} keeps no input: give it a folder for local files (local=...) to use tokens",
+                )
+            return self._enter_volatile(agent, name, version, body)
+        target = agent_id(agent)
+        refusal = self._machine.refusal(target, len(body))
+        if refusal is not None:
+            raise refusal
+        taken = await self._intake.add(target, name, version, body, token=token)
+        if self._failure is not None:
+            raise self._failure
+        return taken
 
     def ingest_nowait(self, agent: str, message: object) -> None:
-        """As `ingest`."""
+        """As `ingest`, and never kept: a rollback forgets it with the work that it caused."""
+        self._demand_input()
+        self._enter_volatile(agent, *self._registry.encode(message))
+
+    def _demand_input(self) -> None:
+        """Refuse input that is not taken now, before anything is looked at: an input that is refused has had no effect."""
         if self._failure is not None:
             raise self._failure
         if not self._started or self._ended.is_set() or self._machine.leaving:
-            # Said before anything is looked at: an input that is refused has had no effect.
             state = "is leaving the cluster" if self._started else "has not been started (async with)"
             raise Refused("leaving" if self._started else "not-started", f"{self.id} {state} and takes no input")
         in_flight = self._machine.outgoing_bytes + self._machine.unrouted_bytes + self._pump.mailbox_bytes
@@ -356,7 +421,8 @@ class Participant:
             raise Overloaded(
                 f"{in_flight} bytes are in flight at {self.id}; the limit is {self.config.in_flight_bytes_max}"
             )
-        name, version, body = self._registry.encode(message)
+
+    def _enter_volatile(self, agent: str, name: str, version: int, body: bytes) -> Taken:
         target = agent_id(agent)
         identity = bytes.fromhex(self._boot_id)[:8] + (self._ingested + 1).to_bytes(MESSAGE_ID_BYTES - 8, "big")
         envelope = Envelope(identity, OUTSIDE, target, name, version, body)
@@ -370,6 +436,7 @@ class Participant:
         self._step(MessageIngested((envelope, data)))
         if self._closed and self._failure is not None:
             raise self._failure
+        return Taken(MessageId(identity), 0, duplicate=False)
 
     async def wait_member(self) -> None:
         """Until this participant is a member of the cluster and its agents run.
@@ -407,6 +474,58 @@ class Participant:
             self._step(LeaveRequested())
             await self._wait_first(self._ended)
 
+    def questions(self) -> tuple[Question, ...]:
+        """Questions of agents here that nobody has answered yet."""
+        return tuple(
+            Question.of(host.id, question, self._clock.now())
+            for host in self._hosts
+            for question in host.questions.values()
+        )
+
+    async def answer(self, token: str, value: object) -> AnswerResult:
+        """Answer a question, durably. The first answer counts; late and repeated ones are told so and ignored.
+
+        Raises:
+            Refused: There is no such question, or no effect ledger.
+            Unsavable: The value is not what the question wants; it stays open.
+        """
+        return await answer(self._effect_ledger(), token, value)
+
+    async def effects(self, *states: State) -> tuple[Entry, ...]:
+        """Entries of the effect ledger in these states; without any: steps in doubt and under way, and open questions."""
+        return tuple(await self._effect_ledger().entries(states or (State.CLAIMED,)))
+
+    async def settle(self, token: str, settlement: Settlement) -> Entry:
+        """Say what became of a step that is in doubt or has diverged; its turn goes on.
+
+        Args:
+            token: Of the event that told of it, or of `effects`.
+            settlement: `Happened(result)`, `DidNotHappen()` or `TakeRecorded()`.
+
+        Returns:
+            The entry as it is now: if it was settled before, that is what counts.
+
+        Raises:
+            Refused: There is no such step, it is not parked on it, or there is no effect ledger.
+            Unsavable: The result is not what the step gives; nothing is settled.
+        """
+        entry = await settle(self._effect_ledger(), self._hosts, token, settlement)
+        for host in self._hosts:
+            if host.parked is not None and host.parked.token == token:
+                self._pump.resume(host.id)
+        return entry
+
+    @property
+    def parked(self) -> tuple[Parked, ...]:
+        """Turns here that wait for a decision from outside."""
+        return tuple(host.parked for host in self._hosts if host.parked is not None)
+
+    def _effect_ledger(self) -> StepRunner:
+        if not self._started or self._steps is None:
+            state = "has no effect ledger: give it local=... or effects=..." if self._started else "is not started"
+            raise Refused("no-effects", f"{self.id} {state}")
+        return self._steps
+
     @property
     def dead_letters(self) -> tuple[DeadLettered, ...]:
         """The newest messages that were put aside, oldest first."""
@@ -430,7 +549,8 @@ class Participant:
     @property
     def busy(self) -> bool:
         """Whether a turn runs or can begin, or something waits to be sent in this turn of the loop."""
-        return self._tick_due or self._pump.busy or self._outlet.delivering
+        steps = self._steps is not None and self._steps.busy
+        return self._tick_due or self._pump.active or self._outlet.delivering or steps
 
     @property
     def outgoing_bytes(self) -> int:
@@ -449,6 +569,8 @@ class Participant:
             **self._machine.statistics(),
             **self._uploader.statistics(),
             **self._outlet.statistics(),
+            **({} if self._intake is None else self._intake.statistics()),
+            **({} if self._steps is None else self._steps.statistics()),
             "turns": self._pump.turns,
             "turns_failed": self._pump.turns_failed,
             "mailbox_bytes": self._pump.mailbox_bytes,
@@ -547,6 +669,20 @@ class Participant:
             log.error("agent %s has stopped: %s", outcome.agent, outcome.reason)
         self._tell(outcome)
 
+    def turn_parked(self, outcome: Parked) -> None:
+        """From the pump: a turn waits for a decision from outside."""
+        log.warning("agent %s is parked: %s", outcome.agent, outcome.reason)
+        event = StepInDoubt if outcome.cause == "in-doubt" else TurnDiverged
+        self._tell(event(agent=outcome.agent, step=outcome.step, token=outcome.token, reason=outcome.reason))
+
+    def question_asked(self, agent: str, token: str, question: object, expires_in: float | None) -> None:
+        """From the steps: a turn waits for an answer."""
+        self._tell(QuestionAsked(agent=agent, token=token, question=question, expires_in=expires_in))
+
+    def effects_failed(self, error: StoreError | FencedError) -> None:
+        """From the steps: the effect ledger is broken for good, or somebody else's."""
+        self._end(error)
+
     # --- from the outlet ----------------------------------------------------------------------------------------------
 
     def output_refused(self, output: Output, reason: str) -> None:
@@ -621,6 +757,7 @@ class Participant:
             session=self._machine.session,
             incarnation=self._machine.entered,
             kinds=tuple(sorted(self._factories)),
+            takes_input=True,
         )
 
     def heartbeat_message(self) -> Heartbeat | None:
@@ -631,9 +768,35 @@ class Participant:
             self._control.send(progress)
         return self._machine.heartbeat()
 
-    def control_received(self, message: ToParticipant) -> None:
-        """From the control connection: an answer or order."""
+    def control_received(self, message: FromCoordinator) -> None:
+        """From the control connection: an answer or order, or outside input."""
+        if isinstance(message, Ingest):
+            if message.session == self._machine.session and not self._closed:
+                self._tasks.spawn(self._ingest_for(message), name="input of the coordinators' API")
+            return
         self._step(ControlArrived(message=message))
+
+    async def _ingest_for(self, asked: Ingest) -> None:
+        """Take an input that came over the coordinators' API, and answer; no answer where its fate is not known."""
+        request = asked.request
+        try:
+            name, version, body = self._registry.encode_json(asked.name, asked.version, asked.body)
+            taken = await self._take_input(asked.agent, name, version, body, asked.token)
+        except SnapshotError as error:
+            code = refusal_code(error)
+            if code:
+                answer = Ingested(session=asked.session, request=request, code=code, sentence=str(error))
+                self._control.send(answer)
+            return
+        self._control.send(
+            Ingested(
+                session=asked.session,
+                request=request,
+                message=taken.id.hex(),
+                position=taken.position,
+                duplicate=taken.duplicate,
+            )
+        )
 
     def control_disconnected(self, reason: str) -> None:
         """From the control connection: it comes back by itself."""
@@ -692,8 +855,11 @@ class Participant:
 
     def _record_local(self, effect: RecordLocal) -> None:
         began = self._clock.now()
-        self._uploader.freeze(effect, began)
+        position = 0 if self._intake is None else self._intake.cut(effect.epoch)
+        self._uploader.freeze(effect, began, input_position=position)
         self._outlet.cut(effect.epoch)
+        if self._steps is not None:
+            self._steps.cut(effect.epoch)
         self.record_ns_max = max(self.record_ns_max, self._clock.now() - began)
 
     def _channels_recorded(self, effect: ChannelsRecorded) -> None:
@@ -702,10 +868,14 @@ class Participant:
     def _drop_local(self, effect: DropLocal) -> None:
         self._uploader.drop(effect.epoch)
         self._outlet.dropped(effect.epoch)
+        if self._intake is not None:
+            self._intake.dropped(effect.epoch)
 
     def _keep_local(self, effect: KeepLocal) -> None:
         self._uploader.keep(effect.epoch)
         self._outlet.committed(effect.epoch)
+        if self._intake is not None:
+            self._intake.committed(effect.epoch)
 
     def _announce_epoch(self, effect: AnnounceEpoch) -> None:
         if effect.committed:
@@ -730,13 +900,43 @@ class Participant:
                 assert member is not None, "a topology without us"
                 self._restorer.start(member.agents)
             self._pump.start()
+            if self._intake is not None:
+                self._let_input_in(self._intake, restored=effect.restored)
             if effect.restored:
+                if self._steps is not None:
+                    self._steps.rolled_back(self._restored_epoch)
                 self._tell(Restored(epoch=self._restored_epoch, incarnation=self._machine.incarnation))
         self._outlet.enter(self._machine.incarnation, self._machine.session)
         self._tell(
             Member(session=self._machine.session, topology=topology.version, participants=topology.participants())
         )
         self._member.set()
+
+    def _let_input_in(self, intake: Intake, *, restored: bool) -> None:
+        """What came after the epoch's cut enters again, then what is new; a cut may be taken before either has begun."""
+        life = Life(self._machine.incarnation, self._machine.session)
+        if restored:
+            ticket = intake.hold(epoch=self._restored_epoch, position=self._restorer.input_position)
+            self._tasks.spawn(self._open_intake(intake.restore(life, ticket)), name="input comes again")
+        else:
+            ticket = intake.hold(epoch=None)
+            joining = intake.join(life, ticket, newest_epoch=self._machine.newest_epoch)
+            self._tasks.spawn(self._open_intake(joining), name="input begins")
+
+    async def _open_intake(self, work: Coroutine[Any, Any, int | None]) -> None:
+        try:
+            count = await work
+        except RecoveryError as error:
+            log.info("%s", error)
+        except SnapshotError as error:
+            self._end(error)
+        else:
+            if count:
+                log.info("%d inputs came again", count)
+
+    def _input_enters(self, delivery: Delivery) -> None:
+        """From the intake: it is durable."""
+        self._step(MessageIngested(delivery))
 
     def _halt_agents(self, effect: HaltAgents) -> None:
         self._restorer.halt()
@@ -784,6 +984,10 @@ class Participant:
             self._pump.close()
             self._uploader.close()
             self._outlet.stop()
+            if self._steps is not None:
+                self._steps.stop()
+            if self._intake is not None:
+                self._intake.stop()
         self._ended.set()
         self._idle_news.set()
         self._outputs_news.set()
@@ -804,6 +1008,10 @@ class Participant:
         await self._tasks.close()
         self._uploader.close()
         await self._outlet.close()
+        if self._intake is not None:
+            await self._intake.close()
+        if self._steps is not None:
+            await self._steps.close()
 
     async def _wait_first(self, wanted: asyncio.Event) -> None:
         """Until `wanted`, or the end."""
@@ -848,6 +1056,21 @@ class Participant:
             recording_bytes_max=self.config.recording_bytes_max,
             entered=entered,
             has_disk=self.config.local is not None,
+        )
+
+    def _make_steps(self, folder: LocalFolder | None) -> StepRunner | None:
+        """The effect ledger, if there is a place for one."""
+        config = self.config
+        backend = make_backend(config.effects, folder, cluster=config.cluster, participant=self.id)
+        if backend is None:
+            return None
+        return StepRunner(
+            backend,
+            self._hosts,
+            cluster=config.cluster,
+            fence=lambda: FencingToken(self.id, self._machine.incarnation, self._machine.session),
+            clock=self._clock,
+            sink=self,
         )
 
     def _open_folder(self) -> LocalFolder | None:

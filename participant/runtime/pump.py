@@ -26,7 +26,7 @@ from heapq import heappop, heappush
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from participant.failure import DeadLettered, RetryAfter, Stopped
+from participant.failure import DeadLettered, Parked, RetryAfter, Stopped
 from participant.state import TURN_CONTEXT
 from protocol.limits import TURN_SLICE_NS
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from participant.host import AgentHost, Turn, TurnResult
     from participant.machine_events import Delivery
     from participant.runtime.clock import Cancellable, Clock
+    from participant.runtime.steps import StepRunner
     from participant.runtime.tasks import TaskSet
 
 log = logging.getLogger("cleancut.participant.turns")
@@ -64,6 +65,10 @@ class PumpSink(Protocol):
         """A message was put aside, or an agent stopped."""
         ...
 
+    def turn_parked(self, outcome: Parked) -> None:
+        """A turn waits for a decision from outside; then `Pump.resume`."""
+        ...
+
     def wake(self) -> None:
         """There is something to run: call `run` in a coming turn of the loop."""
         ...
@@ -86,8 +91,18 @@ class _Runner:
 class Pump:
     """All turns of one participant."""
 
-    def __init__(self, hosts: Iterable[AgentHost], *, clock: Clock, sink: PumpSink, tasks: TaskSet) -> None:
-        self._runners = {host.id: _Runner(host) for host in hosts}
+    def __init__(
+        self,
+        hosts: Iterable[AgentHost],
+        *,
+        clock: Clock,
+        sink: PumpSink,
+        tasks: TaskSet,
+        steps: StepRunner | None = None,
+    ) -> None:
+        self._steps = steps
+        self._running = False
+        self.set_hosts(hosts)
         self._clock = clock
         self._sink = sink
         self._tasks = tasks
@@ -100,7 +115,6 @@ class Pump:
         self._timer_at = 0
         self._idle: list[_Worker] = []
         self._busy: dict[_Worker, None] = {}
-        self._running = False
         self._closing = False
         self._context = contextvars.copy_context()
         self.mailbox_bytes = 0
@@ -113,6 +127,12 @@ class Pump:
     def busy(self) -> bool:
         """Whether a turn is running or can begin."""
         return bool(self._ready or self._busy)
+
+    @property
+    def active(self) -> bool:
+        """As `busy`, but for turns that do nothing but wait, for an answer or for time to pass."""
+        waiting = 0 if self._steps is None else self._steps.turns_waiting
+        return bool(self._ready) or len(self._busy) > waiting
 
     @property
     def waiting(self) -> int:
@@ -217,6 +237,16 @@ class Pump:
         """After `halt`: the agents that are here from now on."""
         assert not self._running, "agents change between two incarnations"
         self._runners = {host.id: _Runner(host) for host in hosts}
+        for runner in self._runners.values():
+            runner.host.steps = self._steps
+
+    def resume(self, agent: str) -> None:
+        """The turn that was parked can go on: it runs again from its start."""
+        runner = self._runners.get(agent)
+        if runner is not None and runner.host.parked is not None:
+            runner.host.parked = None
+            self._enqueue(runner)
+            self._sink.wake()
 
     def _burst(self, runner: _Runner, now: int, end: int | None = None) -> None:
         """Some turns of one agent in a row, until the slice's end (monotonic, None: whoever calls looks after that)."""
@@ -224,7 +254,7 @@ class Pump:
         mailbox = host.mailbox
         more = False
         for _ in range(_BURST):
-            if not mailbox or host.turn is not None or host.dead or host.wait_until > now:
+            if not mailbox or host.turn is not None or host.dead or host.wait_until > now or host.parked is not None:
                 break
             if not self._turn(runner, now):
                 break
@@ -287,6 +317,9 @@ class Pump:
         log.info("agent %s: a turn failed: %s", runner.host.id, outcome.reason, exc_info=error)
         if isinstance(outcome, RetryAfter):
             self._note_wake(runner)
+            return
+        if isinstance(outcome, Parked):
+            self._sink.turn_parked(outcome)
             return
         if isinstance(outcome, DeadLettered):
             self.mailbox_bytes -= len(outcome.data)
@@ -396,6 +429,9 @@ class Pump:
             self._failed(runner, turn, error)
         except Exception as error:  # noqa: BLE001 - the user's code: its failure policy decides
             if runner.host.turn is not turn:
+                return
+            if self._closing:
+                turn.abandon()
                 return
             self._failed(runner, turn, error)
         except BaseException:

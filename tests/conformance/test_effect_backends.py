@@ -122,14 +122,16 @@ async def test_only_the_holder_of_a_claim_ends_it(effects: EffectBackend):
 async def test_another_life_goes_on_with_a_claim_and_its_former_holder_cannot_end_it(effects: EffectBackend):
     token = entry().token
     await effects.claim(entry(), FENCE)
-    taken = await effects.take(token, LATER, b"two")
+    taken = await effects.take(token, LATER, b"two", before=b"one")
     assert isinstance(taken, Claimed)
+    assert await effects.take(token, LATER, b"two", before=b"one") == taken, "the answer may have been lost"
+    assert isinstance(await effects.take(token, LATER, b"three", before=b"one"), Known), "of two one gets it"
     assert (taken.entry.session, taken.entry.claim_id) == (4, b"two")
     with pytest.raises(FencedError):
         await effects.end(token, FENCE, b"one", State.DONE, result=b"late")
     assert isinstance(await effects.end(token, LATER, b"one", State.DONE, result=b"late"), Known)
     assert isinstance(await effects.end(token, LATER, b"two", State.DONE, result=b"right"), Claimed)
-    assert isinstance(await effects.take(token, LATER, b"three"), Known)
+    assert isinstance(await effects.take(token, LATER, b"three", before=b"two"), Known)
 
 
 @pytest.mark.parametrize("newer", [LATER, NEWER])
@@ -143,7 +145,7 @@ async def test_whoever_is_older_than_the_newest_that_was_seen_changes_nothing(
     before = await effects.entry(token)
     for attempt in (
         effects.claim(entry(1), FENCE),
-        effects.take(token, FENCE, b"two"),
+        effects.take(token, FENCE, b"two", before=b"one"),
         effects.end(token, FENCE, b"one", State.DONE, result=b"x"),
         effects.settle(token, FENCE, State.RELEASED),
         effects.accept(token, FENCE, b"i"),
@@ -200,7 +202,7 @@ async def test_what_does_not_exist_cannot_be_ended(effects: EffectBackend):
     for attempt in (
         effects.end("f" * 32, FENCE, b"", State.DONE),
         effects.settle("f" * 32, FENCE, State.DONE),
-        effects.take("f" * 32, FENCE, b""),
+        effects.take("f" * 32, FENCE, b"", before=b""),
         effects.accept("f" * 32, FENCE, b""),
     ):
         with pytest.raises(Refused, match="no effect"):

@@ -120,7 +120,7 @@ def test_what_was_logged_makes_the_same_ledger_and_nobody_old_changes_it(operati
             elif known is None:
                 continue
             elif operation == "take":
-                changes, _ = ledger.take(token, fence, next(claim_ids), 1)
+                changes, _ = ledger.take(token, fence, next(claim_ids), before=known.claim_id, at=1)
             elif operation == "end":
                 changes, answer = ledger.end(token, fence, known.claim_id, state, result=b"%d" % session, at=2)
                 if isinstance(answer, Claimed) and state is State.DONE:

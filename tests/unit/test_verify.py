@@ -79,6 +79,8 @@ def test_a_sound_epoch_is_sound_and_everything_was_looked_at(kind, tmp_path):
         "messages_in_mailboxes": 2,
         "timers": 1,
         "outputs": 0,
+        "finished_steps": 0,
+        "questions": 0,
     }
 
 
