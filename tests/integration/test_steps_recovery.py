@@ -1,0 +1,252 @@
+"""Steps through crashes and rollbacks: the bank's own ledger shows each charge once, or somebody is asked."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import msgspec
+import pytest
+
+from participant import Agent, Context, DidNotHappen, Happened, Retry, handler, keyed, value
+from participant.effects.entries import State
+from participant.failure import Backoff
+from participant.testing import Cluster
+
+FAST = Backoff(first=0, maximum=0)
+
+
+class Order(msgspec.Struct, frozen=True):
+    id: str
+    cents: int = 500
+
+
+class Bank:
+    """Outside; all that is left of a crashed process."""
+
+    charges: ClassVar[list[str]] = []
+    by_token: ClassVar[dict[str, str]] = {}
+    calls = 0
+    gate: asyncio.Event | None = None
+    hang: str = ""
+    """``before`` or ``after`` the charge: the call waits for `gate`."""
+
+    @classmethod
+    def reset(cls) -> None:
+        cls.charges, cls.by_token, cls.calls, cls.gate, cls.hang = [], {}, 0, None, ""
+
+    @classmethod
+    async def charge(cls, order_id: str, cents: int, *, token: str) -> str:
+        cls.calls += 1
+        if cls.hang == "before":
+            assert cls.gate is not None
+            await cls.gate.wait()
+        cls.charges.append(order_id)
+        cls.by_token[token] = f"receipt {len(cls.charges)} for {order_id}"
+        if cls.hang == "after":
+            assert cls.gate is not None
+            await cls.gate.wait()
+        return cls.by_token[token]
+
+    @classmethod
+    async def charge_once(cls, order_id: str, cents: int, *, token: str) -> str:
+        """The same at a bank that knows tokens."""
+        if token in cls.by_token:
+            cls.calls += 1
+            return cls.by_token[token]
+        return await cls.charge(order_id, cents, token=token)
+
+    @classmethod
+    async def find(cls, token: str) -> str | DidNotHappen:
+        return cls.by_token.get(token, DidNotHappen())
+
+
+@pytest.fixture(autouse=True)
+def fresh_bank() -> None:
+    Bank.reset()
+
+
+class Shop(Agent, kind="shop"):
+    """Charges a minute after it starts: the order is a timer, part of the epoch before."""
+
+    receipts = keyed(str, str)
+    how: ClassVar[dict[str, Any]] = {}
+    charge: Callable[..., Any] = staticmethod(Bank.charge)
+    failure = Retry(attempts=3, backoff=FAST)
+
+    async def on_start(self, ctx: Context) -> None:
+        ctx.after(60, Order("o1"))
+
+    @handler
+    async def on_order(self, ctx: Context, order: Order) -> None:
+        self.receipts[order.id] = await ctx.step(type(self).charge, order.id, order.cents, name="charge", **self.how)
+
+
+@pytest.fixture(autouse=True)
+def plain_shop() -> None:
+    Shop.how = {}
+    Shop.charge = staticmethod(Bank.charge)
+
+
+def receipts(cluster: Cluster) -> dict[str, str]:
+    shop = cluster["shop/main"]
+    assert isinstance(shop, Shop)
+    return dict(shop.receipts)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+
+
+async def test_after_a_rollback_the_same_place_has_its_receipt_and_the_bank_sees_one_call():
+    """A4, P7: rolled back to the epoch before the charge."""
+    async with Cluster(Shop("main")) as cluster:
+        epoch = await cluster.epoch()
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        for crash in (False, True):
+            if crash:
+                await cluster.crash("p1")
+            await cluster.restore(epoch)
+            await cluster.idle()
+            assert receipts(cluster) == {}
+            await cluster.advance(61)
+            assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        assert Bank.calls == 1
+
+
+HANGS = ["before", "after"]
+
+
+async def hung(hang: str) -> tuple[Cluster, Any]:
+    """A cluster whose only step hangs inside its call; an epoch was taken before."""
+    Bank.gate, Bank.hang = asyncio.Event(), hang
+    cluster = Cluster(Shop("main"))
+    await cluster.__aenter__()
+    epoch = await cluster.epoch()
+    cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+    await until(lambda: Bank.calls == 1)
+    await asyncio.sleep(0)
+    return cluster, epoch
+
+
+@pytest.mark.parametrize("hang", HANGS)
+@pytest.mark.parametrize("how", ["token", "resolve", "nothing"])
+async def test_killed_in_the_middle_of_a_call(hang: str, how: str):
+    """A3: after the claim, and after the charge. With key support: exactly one. Without: in doubt, never two, never silent."""
+    if how == "token":
+        Shop.how, Shop.charge = {"idempotent": True}, staticmethod(Bank.charge_once)
+    elif how == "resolve":
+        Shop.how = {"resolve": Bank.find}
+    cluster, epoch = await hung(hang)
+    await cluster.crash("p1")
+    Bank.hang = ""
+    await cluster.restore(epoch)
+    await cluster.idle()
+    await cluster.advance(61)
+    participant = cluster.participant_of("shop/main")
+    if how == "nothing":
+        (parked,) = participant.parked
+        assert parked.cause == "in-doubt"
+        assert Bank.charges == ([] if hang == "before" else ["o1"])
+        (entry,) = await participant.effects()
+        assert entry.token == parked.token
+        await cluster.settle(
+            parked.token, DidNotHappen() if hang == "before" else Happened(Bank.by_token[parked.token])
+        )
+        await cluster.idle()
+    assert Bank.charges == ["o1"]
+    assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+    assert participant.parked == ()
+    await cluster.__aexit__(None, None, None)
+
+
+@pytest.mark.parametrize("hang", HANGS)
+async def test_rolled_back_in_the_middle_of_a_call_the_new_turn_joins_the_old_call(hang: str):
+    """The same process goes on in the next incarnation: what it has begun it knows about."""
+    cluster, epoch = await hung(hang)
+    restored = asyncio.ensure_future(cluster.restore(epoch))
+    await restored
+    cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+    await until(lambda: cluster.participant_of("shop/main").statistics()["turns"] >= 1)
+    assert Bank.gate is not None
+    Bank.gate.set()
+    await cluster.idle()
+    assert Bank.charges == ["o1"]
+    assert Bank.calls == 1
+    assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+    (entry,) = await cluster.participant_of("shop/main").effects(State.DONE)
+    assert entry.result
+    await cluster.__aexit__(None, None, None)
+
+
+async def test_an_agent_that_moves_finds_its_steps_at_its_new_host():
+    """One ledger for both: the receipt of the old host, and no second charge."""
+
+    class Other(Agent, kind="other"):
+        seen = value(int, default=0)
+
+    async with Cluster(Shop("main"), Other("main")) as cluster:
+        epoch = await cluster.epoch()
+        await cluster.advance(61)
+        await cluster.restore(epoch, placement={"p1": [], "p2": ["shop/main", "other/main"]})
+        await cluster.idle()
+        assert cluster.participant_of("shop/main").id == "p2"
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        assert Bank.calls == 1
+
+
+async def test_an_entry_that_a_rollback_may_bring_back_is_not_pruned():
+    async with Cluster(Shop("main")) as cluster:
+        first = await cluster.epoch()
+        await cluster.advance(61)
+        second = await cluster.epoch()
+        steps = cluster.participant_of("shop/main")._steps
+        assert steps is not None
+        assert await steps.prune(first.number) == 0
+        await cluster.restore(first)
+        await cluster.idle()
+        third = await cluster.epoch()
+        assert third.number > second.number
+        # Only epochs after the rollback are kept; the order is still a timer in them.
+        assert await steps.prune(third.number) == 0
+        await cluster.advance(61)
+        assert Bank.calls == 1
+        fourth = await cluster.epoch()
+        assert await steps.prune(fourth.number) == 1
+
+
+async def test_brothers_that_end_at_the_same_instant_as_a_crash_are_each_done_once():
+    """A2: fan-out; the process goes down around the end of one of them; then all runs again."""
+    for moment in range(12):
+        Bank.reset()
+
+        class Fan(Agent, kind="fan"):
+            total = value(int, default=0)
+
+            async def on_start(self, ctx: Context) -> None:
+                ctx.after(60, Order("o1"))
+
+            @handler
+            async def on_order(self, ctx: Context, order: Order) -> None:
+                results = await asyncio.gather(
+                    *(
+                        ctx.step(Bank.charge_once, f"{order.id}-{part}", 5, name="charge", idempotent=True)
+                        for part in range(3)
+                    )
+                )
+                self.total += len(results)
+
+        async with Cluster(Fan("main")) as cluster:
+            epoch = await cluster.epoch()
+            cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+            for _ in range(moment):
+                await asyncio.sleep(0)
+            await cluster.crash("p1")
+            await cluster.restore(epoch)
+            await cluster.advance(61)
+            await cluster.idle()
+            assert sorted(Bank.charges) == ["o1-0", "o1-1", "o1-2"]
+            assert cluster["fan/main"].total == 3  # type: ignore[attr-defined]
