@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         TurnDiverged,
     )
     from participant.failure import Backoff, DeadLetter, DeadLettered, Retry, Stop, Stopped
+    from participant.migrations import migration
     from participant.restoring import Restoration
     from participant.runtime.effect_desk import AnswerResult, Happened, Question, TakeRecorded
     from participant.runtime.participant import Participant
@@ -84,6 +85,7 @@ __all__ = [
     "handler",
     "keyed",
     "message",
+    "migration",
     "value",
 ]
 
@@ -113,6 +115,7 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
             "failure": ("Backoff", "DeadLetter", "DeadLettered", "Retry", "Stop", "Stopped"),
             "restoring": ("Restoration",),
             "runtime.effect_desk": ("AnswerResult", "Happened", "Question", "TakeRecorded"),
+            "migrations": ("migration",),
             "runtime.participant": ("Participant",),
             "state": ("keyed", "value"),
             "steps": (

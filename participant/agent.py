@@ -32,14 +32,16 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args, get_origin
 
-from participant.codec import is_message_type
+from participant.codec import MessageRegistry, is_message_type
 from participant.failure import DeadLetter, Retry, Stop
+from participant.migrations import migrations_of
 from participant.serializers import SERIALIZERS
 from participant.state import AgentState, Field, Serializer, whole_cell
 from protocol.ids import AgentId, agent_id, check_name
+from protocol.restore_plan import AgentCode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from participant.context import Context
     from participant.failure import FailurePolicy
@@ -95,12 +97,14 @@ class Agent:
 
     Class arguments:
         kind: First half of the id; default: the class's name in lower case.
-        state_version: Version of the saved fields, from 1; raise it when they change.
+        state_version: Version of the saved fields, from 1; raise it when they change, with a `migration` from the one before.
+        renamed_from: Kinds that this class had before. It takes their agents, too, under the ids that they always had: an
+            agent's id is for ever, since messages and other agents' states name it.
         serializer: ``msgpack``, or ``cloudpickle`` for state that only Python can describe: slower, loaded only where the
             participant allows it and the manifest's signature verifies.
 
     Args:
-        name: Second half of the id.
+        name: Second half of the id; or a whole id, ``kind/name``, for an agent of a kind that the class had before.
     """
 
     kind: ClassVar[str] = ""
@@ -119,6 +123,9 @@ class Agent:
     __cleancut_fields__: ClassVar[Mapping[str, Field[Any]]] = {}
     __cleancut_handlers__: ClassVar[Mapping[type, Handler]] = {}
     __cleancut_captures__: ClassVar[bool] = False
+    __cleancut_migrations__: ClassVar[Mapping[int, Callable[[dict[str, Any]], Any]]] = {}
+    __cleancut_kinds__: ClassVar[tuple[str, ...]] = ()
+    """Its own kind, and those that it had before."""
 
     id: AgentId
     """``kind/name``."""
@@ -130,6 +137,7 @@ class Agent:
         *,
         kind: str | None = None,
         state_version: int | None = None,
+        renamed_from: Sequence[str] = (),
         serializer: Serializer | None = None,
         **rest: Any,  # noqa: ANN401 - for other bases' class arguments
     ) -> None:
@@ -143,6 +151,8 @@ class Agent:
             cls.serializer = serializer
         if cls.serializer not in SERIALIZERS:
             raise TypeError(f"{cls.__qualname__}: serializer {cls.serializer!r} is none of {', '.join(SERIALIZERS)}")
+        cls.__cleancut_kinds__ = (cls.kind, *(check_name("agent kind", old) for old in renamed_from))
+        cls.__cleancut_migrations__ = migrations_of(cls)
         policy: object = cls.failure
         if not isinstance(policy, Retry | DeadLetter | Stop):
             raise TypeError(f"{cls.__qualname__}.failure is {policy!r}; it must be Retry(...), DeadLetter() or Stop()")
@@ -163,7 +173,12 @@ class Agent:
         return agent
 
     def __init__(self, name: str) -> None:
-        self.id = agent_id(f"{self.kind}/{check_name('agent name', name)}")
+        kind = self.kind
+        for known in self.__cleancut_kinds__:
+            if str(name).startswith(f"{known}/"):
+                kind, name = known, name[len(known) + 1 :]
+                break
+        self.id = agent_id(f"{kind}/{check_name('agent name', name)}")
         self._cc_state.agent_id = self.id
 
     def __repr__(self) -> str:
@@ -178,6 +193,23 @@ class Agent:
         A turn like any other: it may change state and send. A plain attribute still holds what the abandoned incarnation left
         in it, or what ``__init__`` set where the agent came to another participant.
         """
+
+    @classmethod
+    def __cleancut_code__(cls) -> AgentCode:
+        """What a plan of a restore needs to know of this class."""
+        state = AgentState("", [(field, cls.serializer) for field in cls.__cleancut_fields__.values()])
+        fields = tuple((name, cell.shape, cell.serializer) for name, cell in state.cells.items())
+        if cls.__cleancut_captures__:
+            fields = (*fields, ("capture", "whole", cls.serializer))
+        registry = MessageRegistry.of_agents([cls])
+        return AgentCode(
+            kind=cls.kind,
+            state_version=cls.state_version,
+            renamed_from=cls.__cleancut_kinds__[1:],
+            migrations=tuple(cls.__cleancut_migrations__),
+            fields=fields,
+            messages=registry.names(),
+        )
 
     def capture(self) -> Any:  # noqa: ANN401 - whatever can be saved
         """The agent's own kind of state, as plain data; implemented together with `restore`."""

@@ -29,6 +29,7 @@ from blake3 import blake3
 from participant.agent import Agent, Handler
 from participant.context import Context, encode_envelope
 from participant.failure import DeadLettered, FailureOutcome, Parked, RetryAfter, Stopped, decide, describe
+from participant.migrations import upgraded
 from participant.restoring import RESTORED_TYPE, Restoration, restored_message
 from participant.steps import Parking
 from protocol.errors import LocalProtocolError, RecoveryError, UndecodableMessage
@@ -442,6 +443,7 @@ class AgentHost:
         self,
         fields: Mapping[str, SavedField],
         *,
+        state_version: int | None = None,
         mailbox: Iterable[bytes] = (),
         timers: Iterable[tuple[int, bytes]] = (),
         outputs: Iterable[Output] = (),
@@ -455,6 +457,7 @@ class AgentHost:
 
         Args:
             fields: By name.
+            state_version: Of these fields; an older one goes through the class's migrations. None: the class's own.
             mailbox: Encoded envelopes, next to handle first.
             timers: Nanoseconds that were left at the cut, and the encoded envelope.
             outputs: Held at the cut, in order; whoever restores hands them to the participant's outbox, which numbers them
@@ -470,9 +473,14 @@ class AgentHost:
         """
         assert self.turn is None, "restored between turns"
         cells = self.state.cells
+        if state_version is not None:
+            fields = upgraded(self.agent, fields, state_version, allowed)
         unclaimed = sorted(name for name in fields if name not in cells)
         if unclaimed:
-            raise RecoveryError(f"agent {self.id}: its class has no field {', '.join(unclaimed)} that the epoch holds")
+            raise RecoveryError(
+                f"agent {self.id}: its class has no field {', '.join(unclaimed)} that the epoch holds; raise its state_version, "
+                f"with a migration"
+            )
         for name, cell in cells.items():
             saved = fields.get(name)
             if saved is None:
@@ -482,7 +490,7 @@ class AgentHost:
             if saved.shape != cell.shape or saved.serializer != cell.serializer:
                 raise RecoveryError(
                     f"agent {self.id}: field {name} was saved as {saved.shape} with {saved.serializer}, its class says "
-                    f"{cell.shape} with {cell.serializer}"
+                    f"{cell.shape} with {cell.serializer}; raise its state_version, with a migration"
                 )
             try:
                 cell.load(saved.segments, saved.removed, allowed)

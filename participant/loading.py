@@ -84,6 +84,7 @@ def load_agent(
     saved = read_agent(snapshot, read)
     host.load(
         saved.fields,
+        state_version=snapshot.state_version,
         mailbox=saved.mailbox,
         timers=saved.timers,
         outputs=saved.outputs,

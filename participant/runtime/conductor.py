@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from protocol.ids import ClusterName
     from protocol.keys import ClusterKeys
     from protocol.manifest import LocalSnapshot
-    from protocol.messages import ToCoordinator, ToParticipant
+    from protocol.messages import FromParticipant, ToCoordinator, ToParticipant
     from protocol.ports import ObjectStore
 
 
@@ -537,7 +537,7 @@ class LocalControl:
         if self._sink is not None:
             self._sink.control_disconnected("cut by the test")
 
-    def send(self, message: ToCoordinator) -> bool:
+    def send(self, message: FromParticipant) -> bool:
         """To the conductor."""
         if not self._connected:
             return False
@@ -554,7 +554,7 @@ class LocalControl:
         self._sink = None
         self._conductor.disconnected(self)
 
-    def _pass_on(self, message: ToCoordinator) -> None:
+    def _pass_on(self, message: FromParticipant) -> None:
         asyncio.get_running_loop().call_soon(self._received, encode_control(message))
 
     def _received(self, data: bytes) -> None:

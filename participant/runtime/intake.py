@@ -4,8 +4,9 @@
 
     intake = Intake(folder, cluster=..., participant=..., enters=...)
     await intake.open()                             # reads the log
-    await intake.join(life, newest_epoch=7)         # a member with fresh agents; or:
-    await intake.restore(life, epoch=6, position=9) # after a restore: what came after the cut enters again
+    ticket = intake.hold(epoch=6, position=9)       # in the step in which an incarnation is entered
+    await intake.restore(life, ticket)              # what came after the cut enters again; or, for a new member:
+    await intake.join(life, ticket, newest_epoch=7)
     await intake.add(target, type, version, body, token=...)
 
 The log is a `DurableLog`, with its group commit, its torn tail and its fence: a process that was declared dead acknowledges
@@ -20,6 +21,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from participant.context import encode_envelope, too_long
+from participant.host import decode_envelope
 from participant.inputs import (
     InputIndex,
     InputRecord,
@@ -38,10 +40,19 @@ from participant.inputs import (
 from participant.logs.recovery import LogIdentity, LogMap
 from participant.runtime.durable_log import DurableLog
 from participant.runtime.group_commit import GroupCommit
-from protocol.errors import Overloaded, RecoveryError, Refused
+from protocol.errors import (
+    ConfigError,
+    LimitExceeded,
+    Overloaded,
+    RecoveryError,
+    Refused,
+    UnknownAgent,
+    Unsavable,
+    WireError,
+)
 from protocol.failpoints import fp
 from protocol.ids import AgentId
-from protocol.limits import KIB, LOG_SEGMENT_BYTES, MESSAGE_BYTES_MAX, MIB
+from protocol.limits import INPUT_LOG_BYTES_MAX, KIB, LOG_SEGMENT_BYTES, MESSAGE_BYTES_MAX, MIB
 from protocol.messages import Envelope
 
 if TYPE_CHECKING:
@@ -49,7 +60,7 @@ if TYPE_CHECKING:
 
     from participant.machine_events import Delivery
     from participant.runtime.log_files import Life, LocalFolder
-    from protocol.errors import FencedError, StoreError
+    from protocol.errors import FencedError, SnapshotError, StoreError
     from protocol.ids import MessageId
 
 log = logging.getLogger("cleancut.participant.inputs")
@@ -57,8 +68,6 @@ log = logging.getLogger("cleancut.participant.inputs")
 OUTSIDE: Final = AgentId("outside/ingest")
 """Source of messages that come from outside the cluster."""
 LOG_NAME: Final = "input"
-INPUT_LOG_BYTES_MAX: Final = 256 * MIB
-"""Of the log on disk. Past half of it only the newest committed epoch's input is kept; past all of it input is refused."""
 WAITING_BYTES_MAX: Final = 16 * MIB
 """Inputs that wait for the disk."""
 SEGMENTS: Final = 16
@@ -123,7 +132,7 @@ class Intake:
         """Nothing enters: it is not known yet what comes before."""
         self._open = asyncio.Event()
         """Records can be written."""
-        self._life: Life | None = None
+        self._ticket = 0
         self.position = 0
         """Of the newest input that the machine has."""
         self._cuts: dict[int, int] = {}
@@ -150,44 +159,84 @@ class Intake:
             for number, record in enumerate(decode_records(bytes(batch.body), self._files.where), batch.first):
                 self._index.apply(number, record)
 
-    async def join(self, life: Life, *, newest_epoch: int) -> None:
+    def hold(self, *, epoch: int | None, position: int | None = None) -> int:
+        """Let nothing enter until `join` or `restore`; from this moment on, a cut has the position that follows from these.
+
+        To be called in the very step in which the machine enters the incarnation: a cut may come right behind it.
+
+        Args:
+            epoch: That everybody went back to, 0: the very beginning; None: nobody did, this is a new member.
+            position: What this participant's local snapshot of that epoch says; None: it was no member of it.
+
+        Returns:
+            A ticket for `join` or `restore`; older ones are void.
+        """
+        self._held = True
+        self._open.clear()
+        self._cuts.clear()
+        end = self._log.next - 1
+        if epoch is None:
+            self.position = end
+        elif position is None:
+            self.position = self._index.position_at(epoch, end)
+        else:
+            self.position = position
+        self._ticket += 1
+        return self._ticket
+
+    async def join(self, life: Life, ticket: int, *, newest_epoch: int) -> None:
         """Take input from now on, as a member with fresh agents; what the log holds entered in an earlier membership.
 
         Args:
             life: Of this participant.
+            ticket: Of `hold`.
             newest_epoch: Highest epoch ever started.
+
+        Raises:
+            RecoveryError: The ticket is void.
+            FencedError: A later life of this participant has the folder.
+            StoreError: The disk does not work.
         """
-        await self._begin(life)
+        await self._begin(life, ticket)
         record = JoinRecord(newest_epoch, self._log.next - 1)
         number = self._group.append(encode_record(record))
         self._index.apply(number, record)
         await self._group.wait_durable(number)
-        self._demand(life)
-        self.position = number
-        self._let_go(life)
+        self._let_go(ticket)
 
-    async def restore(self, life: Life, *, epoch: int, position: int | None, allow_missing: bool = False) -> int:
+    async def check(self, *, epoch: int, position: int | None) -> None:
+        """Before a restore is accepted: whether everything is there that is to enter again.
+
+        Raises:
+            InputsMissing: Some of it is gone.
+        """
+        if position is None:
+            position = self._index.position_at(epoch, self._log.next - 1)
+        first = await asyncio.to_thread(self._first)
+        if first > position + 1:
+            raise InputsMissing(self._files.where, wanted=position + 1, first=first)
+
+    async def restore(self, life: Life, ticket: int) -> int:
         """Take input from now on, after the agents came back from an epoch: what came behind its position enters again.
 
-        To be called when the machine can take messages of the new incarnation, and before it has any from here.
+        Where inputs are not in the log any more (`check` tells before), their tokens are forgotten.
 
         Args:
             life: Of this participant, in the new incarnation.
-            epoch: That everybody went back to; 0: the very beginning.
-            position: What this participant's local snapshot says; None: it was no member of that epoch.
-            allow_missing: Go on where inputs are not in the log any more; their tokens are forgotten.
+            ticket: Of `hold`.
 
         Returns:
             How many entered again.
 
         Raises:
-            InputsMissing: Some are gone, and that is not allowed.
-            RecoveryError: Superseded by another `restore` or `join`.
+            RecoveryError: The ticket is void.
+            FencedError: A later life of this participant has the folder.
+            StoreError: The disk does not work.
         """
-        await self._begin(life)
-        if position is None:
-            position = self._index.position_at(epoch, self._log.next - 1)
+        await self._begin(life, ticket)
+        position = self.position
         first = await asyncio.to_thread(self._first)
+        self._demand(ticket)
         if position >= self._log.next:
             # The disk was lost, or is an older copy: its numbers must not be given out again.
             log.warning(
@@ -198,75 +247,75 @@ class Intake:
             self._log.start_anew([encode_record(carried)], first=position + 1)
             self._group.start()
             await self._group.wait_durable(position + 1)
+            self._demand(ticket)
         elif first > position + 1:
-            missing = InputsMissing(self._files.where, wanted=position + 1, first=first)
-            if not allow_missing:
-                raise missing
-            log.warning("%s", missing)
+            log.warning("%s", InputsMissing(self._files.where, wanted=position + 1, first=first))
             self._index.forget(position + 1, first)
-            position = first - 1
-        self.position = position
-        count = await self._replay(life, position)
-        self._let_go(life)
+            self.position = first - 1
+        count = await self._replay(ticket)
+        self._let_go(ticket)
         return count
 
-    async def _begin(self, life: Life) -> None:
-        """Hold back what enters, wait for the disk, and write as this life from now on."""
-        self._held = True
-        self._life = life
-        self._open.clear()
-        self._cuts.clear()
+    async def _begin(self, life: Life, ticket: int) -> None:
+        """Wait for the disk, and write as this life from now on."""
+        self._demand(ticket)
         if self._truncating is not None:
             await asyncio.wait({self._truncating})
         await self._group.wait_idle()
         if self._log.failure is not None:
             raise self._log.failure
+        self._demand(ticket)
         await asyncio.to_thread(self._folder.take_over, life)
-        self._demand(life)
+        self._demand(ticket)
         self._log.begin(life)
-        # What was written and has not entered comes with the replay, or belongs to the membership before.
+        # What was written and has not entered comes with the replay.
         self._waiting.clear()
         self._waiting_bytes = 0
 
-    def _demand(self, life: Life) -> None:
-        if self._life != life or self._closed:
+    def _demand(self, ticket: int) -> None:
+        if self._ticket != ticket or self._closed:
             raise RecoveryError(f"{self._participant}: another incarnation has begun meanwhile")
 
     def _first(self) -> int:
         return LogMap(self._files.names(), self._files.read_head, self._identity, self._files.where).first
 
-    async def _replay(self, life: Life, position: int) -> int:
-        end = self._log.next - 1
+    async def _replay(self, ticket: int) -> int:
+        position, end = self.position, self._log.next - 1
         if position >= end:
             return 0
         # Read through a log of its own, in steps: all of them at once may be as much as the log.
         batches = DurableLog(self._files, self._identity).recover(after=position)
         count = 0
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
-            self._demand(life)
+            self._demand(ticket)
             records = decode_records(bytes(batch.body), self._files.where)
             for number, record in inputs_of(batch.first, records):
                 if position < number <= end:
-                    self._enters((_envelope(record), record.envelope))
+                    self._enters((decode_envelope(record.envelope), record.envelope))
                     self.position = number
                     count += 1
                     if count % REPLAYED_AT_ONCE == 0:
                         await asyncio.sleep(0)
-                        self._demand(life)
-        self.position = end
+                        self._demand(ticket)
+        self._demand(ticket)
         self._counts["replayed"] += count
         return count
 
-    def _let_go(self, life: Life) -> None:
-        self._demand(life)
+    def _let_go(self, ticket: int) -> None:
+        self._demand(ticket)
         self._held = False
         self._open.set()
         self._durable(self._log.durable)
 
+    def stop(self) -> None:
+        """No more is taken, and nothing enters: the participant ends."""
+        self._closed = True
+        self._held = True
+        self._open.set()
+
     async def close(self) -> None:
         """Let what is being written end; no more is taken."""
-        self._closed = True
-        self._open.set()
+        self.stop()
         if self._truncating is not None:
             await asyncio.wait({self._truncating})
         await self._group.close()
@@ -398,7 +447,18 @@ class Intake:
         }
 
 
-def _envelope(record: InputRecord) -> Envelope:
-    from participant.host import decode_envelope
-
-    return decode_envelope(record.envelope)
+def refusal_code(error: SnapshotError) -> str:
+    """The word by which the coordinators' API tells why an input was not taken; "": it may have been."""
+    match error:
+        case Overloaded():
+            return "overloaded"
+        case LimitExceeded():
+            return "too-large"
+        case Refused():
+            return error.code
+        case WireError() | Unsavable() | ConfigError():
+            return "bad-message"
+        case UnknownAgent():
+            return "no-agent"
+        case _:
+            return ""

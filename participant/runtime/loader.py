@@ -183,6 +183,7 @@ class Loader:
         timers = [(left - order.elapsed_ns, data) for left, data in saved.timers]
         host.load(
             saved.fields,
+            state_version=snapshot.state_version,
             mailbox=saved.mailbox,
             timers=timers,
             outputs=saved.outputs,

@@ -17,6 +17,7 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -752,7 +753,7 @@ class Participant:
             build=__version__,
             address=self._wire.address,
             agents=tuple(sorted(agent.id for agent in self._agents)),
-            agent_versions={agent.kind: agent.state_version for agent in self._agents},
+            agent_versions={agent.id.partition("/")[0]: agent.state_version for agent in self._agents},
             targets=self.config.targets,
             session=self._machine.session,
             incarnation=self._machine.entered,
@@ -1131,7 +1132,13 @@ def _factories(
         if not _is_agent_class(cls):
             raise ConfigError("takes", f"{cls!r} is no agent class")
         found[cls.kind] = cls
+        # Agents of kinds that the class had before keep their ids.
+        found.update({old: partial(_made_as, cls, old) for old in cls.__cleancut_kinds__[1:]})
     return found
+
+
+def _made_as(cls: type[Agent], kind: str, name: str) -> Agent:
+    return cls(f"{kind}/{name}")
 
 
 def _is_agent_class(candidate: object) -> bool:

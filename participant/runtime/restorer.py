@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from participant.codec import MessageRegistry
     from participant.machine_events import Event
     from participant.runtime.clock import Clock
+    from participant.runtime.intake import Intake
     from participant.runtime.log_files import LocalFolder
     from participant.runtime.outlet import Outlet
     from participant.runtime.pump import Pump
@@ -64,6 +65,7 @@ class Restorer:
         pump: Pump,
         uploader: Uploader,
         outlet: Outlet,
+        intake: Intake | None,
         folder: LocalFolder | None,
         store: ObjectStore,
         keys: ClusterKeys,
@@ -84,6 +86,7 @@ class Restorer:
             pump: Of the agents.
             uploader: Of their epochs.
             outlet: Of their outputs.
+            intake: Of outside input; None: nothing is kept of it.
             folder: Where the incarnation is kept; None: nowhere.
             store: Of the cluster.
             keys: Of the cluster.
@@ -101,6 +104,7 @@ class Restorer:
         self._pump = pump
         self._uploader = uploader
         self._outlet = outlet
+        self._intake = intake
         self._folder = folder
         self._cluster = cluster
         self._participant = participant
@@ -122,6 +126,8 @@ class Restorer:
             fresh=self._begin_again,
         )
         self._loading: asyncio.Task[None] | None = None
+        self.input_position: int | None = None
+        """What the epoch that was loaded last says of this participant's input log."""
 
     def halt(self) -> None:
         """No turn runs from here on."""
@@ -168,6 +174,8 @@ class Restorer:
         try:
             loaded = await self._loader.load(order)
             self._outlet.check(loaded.hosts)
+            if self._intake is not None:
+                await self._intake.check(epoch=order.epoch, position=loaded.input_position)
         except SnapshotError as error:
             self._failed(order, failure_kind(error), str(error))
         except Exception as error:  # an agent's own restore() or factory may raise anything
@@ -175,6 +183,7 @@ class Restorer:
             self._failed(order, failure_kind(error), f"{type(error).__name__}: {error}")
         else:
             self._be_here(loaded.hosts)
+            self.input_position = loaded.input_position
             self._outlet.enter(order.incarnation, order.session)
             self._outlet.restored(loaded.hosts, epoch=order.epoch)
             fp("restore.loaded")

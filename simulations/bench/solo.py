@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from participant import Agent
     from participant.runtime.control import ControlSink
-    from protocol.messages import ToCoordinator, ToParticipant
+    from protocol.messages import FromParticipant, ToParticipant
     from protocol.ports import ObjectStore
 
 DEADLINE_NS = 600_000_000_000
@@ -53,7 +53,7 @@ class SoloControl:
         )
         self._say(TopologyChanged(term=1, session=1, incarnation=1, version=1, members=(member,)))
 
-    def send(self, message: ToCoordinator) -> bool:
+    def send(self, message: FromParticipant) -> bool:
         """From the participant."""
         if self._report is None or self._report.done():
             return True

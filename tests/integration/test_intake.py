@@ -49,6 +49,9 @@ class Desk:
         await self.intake.close()
         self.intake._folder.close()
 
+    async def restore(self, life: Life, *, epoch: int, position: int | None) -> int:
+        return await self.intake.restore(life, self.intake.hold(epoch=epoch, position=position))
+
     async def add(self, value: object, token: str = "", **options):
         return await self.intake.add(AGENT, "order", 1, msgspec.msgpack.encode(value), token=token, **options)
 
@@ -56,7 +59,7 @@ class Desk:
 async def joined(root, *, session: int = 1, newest_epoch: int = 0, **settings) -> Desk:
     desk = Desk(root, **settings)
     await desk.intake.open()
-    await desk.intake.join(Life(1, session), newest_epoch=newest_epoch)
+    await desk.intake.join(Life(1, session), desk.intake.hold(epoch=None), newest_epoch=newest_epoch)
     return desk
 
 
@@ -74,7 +77,7 @@ async def test_inputs_enter_in_the_order_of_their_positions_and_are_durable_when
     image = tmp_path / "image"
     shutil.copytree(tmp_path / "p1", image / "p1")
     async with Desk(image) as again:
-        assert await again.intake.restore(Life(2, 9), epoch=0, position=1) == 50
+        assert await again.restore(Life(2, 9), epoch=0, position=1) == 50
         assert again.entered == list(range(50))
         assert again.ids == desk.ids
     await closed(desk)
@@ -96,7 +99,7 @@ async def test_a_crash_at_every_byte_of_the_log_loses_nothing_that_was_acknowled
         os.truncate(there / "p1" / "input" / name, length)
         whole = max(count for size, count in sizes if size <= length)
         async with Desk(there) as again:
-            assert await again.intake.restore(Life(2, 9), epoch=0, position=1) == whole
+            assert await again.restore(Life(2, 9), epoch=0, position=1) == whole
             assert again.entered == list(range(whole))
             for number in range(3):
                 taken = await again.add(number, token=f"t{number}")
@@ -133,7 +136,7 @@ async def test_tokens_are_known_after_a_restart_and_after_a_rollback(tmp_path):
     taken = await desk.add(1, token="t")
     await closed(desk)
     async with Desk(tmp_path) as again:
-        await again.intake.restore(Life(2, 3), epoch=0, position=0)
+        await again.restore(Life(2, 3), epoch=0, position=0)
         assert again.entered == [1]
         repeated = await again.add(1, token="t")
         assert (repeated.duplicate, repeated.id) == (True, taken.id)
@@ -147,13 +150,13 @@ async def test_a_rollback_in_the_same_process_brings_back_what_came_after_the_cu
     await desk.add("after")
     desk.intake.committed(1)
     desk.entered.clear()
-    assert await desk.intake.restore(Life(2, 1), epoch=1, position=position) == 1
+    assert await desk.restore(Life(2, 1), epoch=1, position=position) == 1
     assert desk.entered == ["after"]
     await desk.add("later")
     assert desk.entered == ["after", "later"]
     # And once more, from the same epoch: the order is the same.
     desk.entered.clear()
-    await desk.intake.restore(Life(3, 1), epoch=1, position=position)
+    await desk.restore(Life(3, 1), epoch=1, position=position)
     assert desk.entered == ["after", "later"]
     await closed(desk)
 
@@ -162,7 +165,7 @@ async def test_what_comes_while_a_restore_runs_waits_and_enters_behind_what_come
     desk = await joined(tmp_path)
     for number in range(3):
         await desk.add(number)
-    restoring = asyncio.ensure_future(desk.intake.restore(Life(2, 1), epoch=0, position=1))
+    restoring = asyncio.ensure_future(desk.restore(Life(2, 1), epoch=0, position=1))
     await asyncio.sleep(0)
     adding = [asyncio.ensure_future(desk.add(f"new {number}")) for number in range(3)]
     desk.entered.clear()
@@ -175,7 +178,7 @@ async def test_an_input_that_waits_for_the_disk_when_a_rollback_begins_enters_on
     desk = await joined(tmp_path)
     adding = [asyncio.ensure_future(desk.add(number)) for number in range(20)]
     await asyncio.sleep(0)
-    await desk.intake.restore(Life(2, 1), epoch=0, position=1)
+    await desk.restore(Life(2, 1), epoch=0, position=1)
     await asyncio.gather(*adding)
     assert desk.entered[-20:] == list(range(20))
     assert desk.intake.position == 21
@@ -185,13 +188,25 @@ async def test_an_input_that_waits_for_the_disk_when_a_rollback_begins_enters_on
 async def test_a_newer_restore_supersedes_an_older_one(tmp_path):
     desk = await joined(tmp_path)
     await desk.add(1)
-    older = asyncio.ensure_future(desk.intake.restore(Life(2, 1), epoch=0, position=1))
+    older = asyncio.ensure_future(desk.restore(Life(2, 1), epoch=0, position=1))
     await asyncio.sleep(0)
-    newer = asyncio.ensure_future(desk.intake.restore(Life(3, 1), epoch=0, position=1))
+    newer = asyncio.ensure_future(desk.restore(Life(3, 1), epoch=0, position=1))
     with pytest.raises(RecoveryError, match="another incarnation has begun meanwhile"):
         await older
     await newer
     assert desk.entered == [1, 1]
+    await closed(desk)
+
+
+async def test_a_cut_right_behind_the_step_that_enters_an_incarnation_has_the_epoch_s_position(tmp_path):
+    """Else its epoch would claim inputs that have not entered again yet."""
+    desk = await joined(tmp_path)
+    position = desk.intake.cut(1)
+    await desk.add("after")
+    ticket = desk.intake.hold(epoch=1, position=position)
+    assert desk.intake.cut(2) == position
+    await desk.intake.restore(Life(2, 1), ticket)
+    assert desk.intake.cut(3) > position
     await closed(desk)
 
 
@@ -205,13 +220,13 @@ async def test_a_member_with_fresh_agents_replays_nothing_and_a_rollback_before_
     assert second.entered == []
     await second.add("second membership")
     second.entered.clear()
-    await second.intake.restore(Life(2, 2), epoch=4, position=None)
+    await second.restore(Life(2, 2), epoch=4, position=None)
     assert second.entered == ["second membership"]
     second.entered.clear()
-    await second.intake.restore(Life(3, 2), epoch=0, position=None)
+    await second.restore(Life(3, 2), epoch=0, position=None)
     assert second.entered == ["first membership", "second membership"]
     second.entered.clear()
-    await second.intake.restore(Life(4, 2), epoch=6, position=None)
+    await second.restore(Life(4, 2), epoch=6, position=None)
     assert second.entered == []
     await closed(second)
 
@@ -219,12 +234,12 @@ async def test_a_member_with_fresh_agents_replays_nothing_and_a_rollback_before_
 async def test_a_lost_disk_never_gives_the_same_position_twice(tmp_path):
     desk = Desk(tmp_path)
     await desk.intake.open()
-    assert await desk.intake.restore(Life(2, 7), epoch=3, position=500) == 0
+    assert await desk.restore(Life(2, 7), epoch=3, position=500) == 0
     taken = await desk.add("new")
     assert taken.position > 500
     await closed(desk)
     async with Desk(tmp_path) as again:
-        await again.intake.restore(Life(3, 7), epoch=3, position=500)
+        await again.restore(Life(3, 7), epoch=3, position=500)
         assert again.entered == ["new"]
 
 
@@ -233,7 +248,7 @@ async def test_a_process_that_was_replaced_acknowledges_nothing_any_more(tmp_pat
     await zombie.add(1)
     successor = Desk(tmp_path)
     await successor.intake.open()
-    await successor.intake.restore(Life(2, 2), epoch=0, position=1)
+    await successor.restore(Life(2, 2), epoch=0, position=1)
     with pytest.raises(FencedError):
         await zombie.add(2)
     assert zombie.entered == [1]
@@ -241,7 +256,7 @@ async def test_a_process_that_was_replaced_acknowledges_nothing_any_more(tmp_pat
     await successor.add(3)
     assert successor.entered == [1, 3]
     with pytest.raises(FencedError):
-        await zombie.intake.restore(Life(1, 1), epoch=0, position=1)
+        await zombie.restore(Life(1, 1), epoch=0, position=1)
     await closed(zombie)
     await closed(successor)
 
@@ -287,7 +302,7 @@ async def test_a_full_log_refuses_input_until_epochs_commit(tmp_path):
     assert (await desk.add(blob, token="t0")).duplicate
     await closed(desk)
     async with Desk(tmp_path, bytes_max=1024 * KIB) as again:
-        await again.intake.restore(Life(2, 2), epoch=1, position=added + 1)
+        await again.restore(Life(2, 2), epoch=1, position=added + 1)
         assert (await again.add(blob, token="t1")).duplicate
         assert len(again.entered) == 1
 
@@ -326,9 +341,10 @@ async def test_going_back_beyond_what_was_deleted_is_refused_by_name_and_can_be_
     await desk.add("newest")
     desk.entered.clear()
     with pytest.raises(InputsMissing, match="what they hold has been deleted") as error:
-        await desk.intake.restore(Life(2, 1), epoch=1, position=first)
-    assert error.value.wanted == 2
-    count = await desk.intake.restore(Life(3, 1), epoch=1, position=first, allow_missing=True)
+        await desk.intake.check(epoch=1, position=first)
+    assert error.value.wanted == first + 1
+    await desk.intake.check(epoch=2, position=desk.intake.position)
+    count = await desk.restore(Life(3, 1), epoch=1, position=first)
     assert count >= 1
     assert desk.entered[-1] == "newest"
     # A client that never heard, or hears of the loss, sends it again: it is taken.
@@ -342,7 +358,7 @@ async def test_input_waits_for_membership_and_ends_with_the_participant(tmp_path
     adding = asyncio.ensure_future(desk.add(1))
     await asyncio.sleep(0.01)
     assert not adding.done()
-    await desk.intake.join(Life(1, 1), newest_epoch=0)
+    await desk.intake.join(Life(1, 1), desk.intake.hold(epoch=None), newest_epoch=0)
     await adding
     await closed(desk)
     late = Desk(tmp_path)
