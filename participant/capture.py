@@ -23,9 +23,9 @@ from heapq import heappop
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from participant.forms import container_header
-from participant.packing import Chunk, ChunkWriter, Pack
+from participant.packing import PRODUCTION, Chunk, ChunkWriter, EncodingLimits, Pack
 from participant.schema import ENCODER
-from participant.segments import PIECE_BYTES, SavedCell, encode_cell
+from participant.segments import SavedCell, encode_cell
 from protocol.errors import LocalProtocolError
 from protocol.items import message_count
 from protocol.manifest import AgentSnapshot, ChunkRef, FieldRef, IncomingCut, LocalSnapshot, OutgoingCut
@@ -68,10 +68,12 @@ class Capturer:
 
     Args:
         clock: The participant's cuts, shared by all its hosts.
+        limits: Sizes in which state is written.
     """
 
-    def __init__(self, clock: CutClock) -> None:
+    def __init__(self, clock: CutClock, limits: EncodingLimits = PRODUCTION) -> None:
         self._clock = clock
+        self.limits = limits
         self._saved: dict[str, _SavedAgent] = {}
         self._since = 0
         """The cut of the newest committed epoch, 0: none."""
@@ -173,7 +175,7 @@ class Frozen:
         self._unrouted = unrouted
         self._unrouted_chunks: tuple[Chunk, ...] = ()
         self._now = now
-        self._writer = ChunkWriter()
+        self._writer = ChunkWriter(capturer.limits)
         self._mailboxes: dict[str, tuple[tuple[Chunk, ...], tuple[Chunk, ...]]] = {}
         self._channels: dict[str, tuple[Chunk, ...]] = {}
 
@@ -383,10 +385,11 @@ def _joined_parts(
     chunks: list[Chunk] = []
     waiting = [header]
     size = len(header)
+    piece_bytes = writer.limits.piece_bytes
     for part in parts:
         waiting.append(part)
         size += len(part)
-        if size >= PIECE_BYTES:
+        if size >= piece_bytes:
             chunks.append(writer.put(b"".join(waiting), {}))
             waiting, size = [], 0
             yield

@@ -50,7 +50,7 @@ from participant.machine_events import (
     TimerFired,
     TurnCommitted,
 )
-from participant.peers import Peer
+from participant.peers import PRODUCTION, Peer
 from protocol.errors import ConfigError
 from protocol.ids import Epoch, Incarnation, Instant, ParticipantId, Session, Term, TopologyVersion
 from protocol.items import (
@@ -104,6 +104,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from participant.machine_events import Effect, Event
+    from participant.peers import ChannelLimits
     from protocol.messages import ToParticipant
     from protocol.snapshot import Effect as SnapshotEffect
     from protocol.snapshot import Event as SnapshotEvent
@@ -118,6 +119,7 @@ class ParticipantMachine(Channels):
         *,
         max_concurrent_epochs: int = CONCURRENT_EPOCHS_MAX,
         recording_bytes_max: int = RECORDING_BYTES_MAX,
+        channel_limits: ChannelLimits = PRODUCTION,
     ) -> None:
         """A participant that has not registered yet.
 
@@ -125,8 +127,9 @@ class ParticipantMachine(Channels):
             participant: Its id.
             max_concurrent_epochs: Epochs that may be open here at once.
             recording_bytes_max: In-flight bytes that one epoch may record here.
+            channel_limits: Sizes and times of its channels.
         """
-        super().__init__(participant, _COUNTERS)
+        super().__init__(participant, _COUNTERS, channel_limits)
         self.term = Term(0)
         self.leaving = False
         self._max_concurrent_epochs = max_concurrent_epochs
@@ -356,7 +359,7 @@ class ParticipantMachine(Channels):
             sends, receives = other in to, other in from_
             peer = before.get(other)
             if peer is None or peer.session != member.session:
-                peer = Peer(me, other, Session(member.session), sends=sends, receives=receives)
+                peer = Peer(me, other, Session(member.session), sends=sends, receives=receives, limits=self._limits)
                 self._feed(ChannelOpened(channel=peer.incoming), now, out)
                 self._feed(ChannelOpened(channel=peer.outgoing), now, out)
                 if other in self._connected:
