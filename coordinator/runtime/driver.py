@@ -54,6 +54,7 @@ from protocol.failpoints import fp, fp_store
 from protocol.ids import Epoch, Instant
 from protocol.limits import CONCURRENT_EPOCHS_MAX
 from protocol.messages import Register
+from protocol.storage.repair import put_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -324,7 +325,7 @@ class Driver:
         """In a thread."""
         key = manifest_key(Epoch(order.epoch))
         fp_store("manifest.before_put", key)
-        self._store.put(key, order.manifest)
+        put_manifest(self._store, key, order.manifest)
         fp_store("manifest.after_put", key)
 
     async def in_thread(

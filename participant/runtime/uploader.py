@@ -23,6 +23,7 @@ from protocol.documents import local_snapshot_steps
 from protocol.errors import ObjectConflict, SnapshotError, StoreError
 from protocol.failpoints import fp, fp_store
 from protocol.limits import CAPTURE_SLICE_NS, KIB, UPLOAD_RETRY_NS, UPLOADS_MAX
+from protocol.storage.repair import put_content
 from protocol.version import __version__
 
 if TYPE_CHECKING:
@@ -276,11 +277,11 @@ class Uploader:
         """In a thread."""
         if key.startswith("packs/"):
             fp_store("pack.before_put", key)
-            self._store.put(key, data)
+            put_content(self._store, key, data)
             fp_store("pack.after_put", key)
         else:
             fp_store("snapshot.before_put", key)
-            self._store.put(key, data)
+            put_content(self._store, key, data)
             fp_store("snapshot.after_put", key)
 
     async def _put(self, part: _Part, key: str, data: bytes) -> None:
