@@ -14,10 +14,11 @@ import msgspec
 from participant.agent import handler_never_awaits
 from participant.cells import KeyedState
 from participant.failure import describe
+from participant.runtime.pump import Pump
 from simulations.eventloop import SimulatedLoop
 from simulations.prng import stream
 from simulations.state_forms import StateForms
-from simulations.turns import SimulatedPump, TurnClock
+from simulations.turns import TurnClock
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,7 +53,7 @@ class LoopTasks:
                 self._loop.fail(error)
 
 
-class AwaitingPump(SimulatedPump):
+class AwaitingPump(Pump):
     """All turns of one life, those that await included."""
 
     def __init__(self, life: ParticipantLife, forms: AwaitingForms) -> None:
@@ -73,7 +74,7 @@ class AwaitingPump(SimulatedPump):
         super().__init__(life.hosts, clock=TurnClock(life), sink=life, tasks=tasks)
 
     def run(self) -> bool:
-        """As `SimulatedPump.run`."""
+        """As `Pump.run`."""
         with self.loop.entered():
             more = self._turns_context.run(super().run)
         self.loop.check()

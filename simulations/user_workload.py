@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
     from participant.failure import DeadLettered
     from participant.machine_events import DeadLetter
+    from participant.runtime.pump import Pump
     from protocol.manifest import Manifest
     from protocol.ports import ObjectStore
     from simulations.cluster import SimulatedCluster
     from simulations.ghost import GhostLog
     from simulations.options import Options
     from simulations.participant_node import ParticipantLife
-    from simulations.turns import SimulatedPump
 
 OUTSIDE: Final = AgentId("outside/ingest")
 _SHOWN: Final = 160
@@ -181,7 +181,7 @@ class UserWorkload(Workload):
         """Fresh agents of one life."""
         return self._plan.agents(int(participant.removeprefix("p")) - 1)
 
-    def pump(self, life: ParticipantLife) -> SimulatedPump:
+    def pump(self, life: ParticipantLife) -> Pump:
         """One with an event loop."""
         pump = AwaitingPump(life, self._plan.forms)
         self._plan.pumps.append(pump)

@@ -101,6 +101,7 @@ class Participant:
         control: In place of a connection to `coordinators`; for tests.
         wire: In place of the transport that `transport` names; for tests.
         clock: In place of the loop's time; for tests.
+        boot_id: Hex digits that name this life, in place of random ones; for tests.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -121,6 +122,7 @@ class Participant:
         control: Control | None = None,
         wire: Transport | None = None,
         clock: Clock | None = None,
+        boot_id: str = "",
         **settings: Any,  # noqa: ANN401 - the other fields of ParticipantConfig, checked there
     ) -> None:
         check_interpreter()
@@ -153,7 +155,7 @@ class Participant:
         self._member = asyncio.Event()
         self._idle_news = asyncio.Event()
         self._idle_news.set()
-        self._boot_id = secrets.token_hex(16)
+        self._boot_id = boot_id or secrets.token_hex(16)
         self._ingested = 0
         self._listeners: list[_Listener] = []
         self._strangers: dict[str, None] = {}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from participant.runtime.pump import Pump
 from protocol.messages import Envelope
 from simulations.state_forms import StateForms
-from simulations.turns import SimulatedPump, TurnClock
+from simulations.turns import TurnClock
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ class Workload(ABC):
     def agents(self, participant: str) -> list[Agent]:
         """Fresh agents of one life."""
 
-    def pump(self, life: ParticipantLife) -> SimulatedPump:
+    def pump(self, life: ParticipantLife) -> Pump:
         """What runs the turns of a life."""
-        return SimulatedPump(life.hosts, clock=TurnClock(life), sink=life, tasks=life.cluster.no_tasks)
+        return Pump(life.hosts, clock=TurnClock(life), sink=life, tasks=life.cluster.no_tasks)
 
     def begin(self, life: ParticipantLife) -> None:  # noqa: B027 - most have nothing to do here
         """A life has become a member; its agents' starts are in their mailboxes."""
