@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 if TYPE_CHECKING:
+    from simulations.diagram import Scene
     from simulations.options import Run
 
 RUN_LINE: Final = "# run "
@@ -67,13 +68,16 @@ def explain_command(
     except NothingToShow as error:
         raise click.UsageError(str(error)) from None
     target.write_text(draw(scene), encoding="utf-8")
-    flights = sum(1 for arrow in scene.arrows if arrow.role == "flight")
-    click.echo(
-        f"{scene.title}; {flights} in flight, {len(scene.arrows)} arrows, {scene.begin / 1e6:.1f} to {scene.end / 1e6:.1f} ms"
-    )
-    for line in scene.notes:
+    for line in sentences(scene):
         click.echo(line)
     click.echo(f"{target}")
+
+
+def sentences(scene: Scene) -> list[str]:
+    """What is to be said of a picture."""
+    flights = sum(1 for arrow in scene.arrows if arrow.role == "flight")
+    window = f"{scene.begin / 1e6:.1f} to {scene.end / 1e6:.1f} ms"
+    return [f"{scene.title}; {flights} in flight, {len(scene.arrows)} arrows, {window}", *scene.notes]
 
 
 def load(file: Path) -> tuple[Run, str]:

@@ -116,6 +116,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     demand_ends(cluster)
     if what.options.recording_bytes_max >= RECORDING_ENOUGH:
         demand_commits(cluster, 2)
+    cluster.workload.demand(cluster)
     cluster.workload.switch.on = False
     if cluster.workload.comes_to_rest:
         demand_quiet(cluster)

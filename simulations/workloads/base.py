@@ -71,6 +71,13 @@ class Workload(ABC):
     def judge(self, cluster: SimulatedCluster, manifest: Manifest) -> None:  # noqa: B027 - as above
         """A look at a manifest that has become visible, after the oracles' own."""
 
+    def demand(self, cluster: SimulatedCluster) -> None:  # noqa: B027 - as above
+        """What has to happen in a healed world, after the oracles' own demands; may run the world.
+
+        Raises:
+            LivenessViolation: It does not.
+        """
+
     @abstractmethod
     def share(self, participant: str) -> int:
         """What a fresh life adds to the total."""
