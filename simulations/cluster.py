@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from protocol.digests import snapshot_key
 from protocol.ids import ClusterName
 from protocol.keys import ClusterKeys
 from protocol.wire import FrameCodec
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
-DUMPS_EVERY: Final = 64
-"""Entries between two snapshots of a ledger from which a restarted coordinator begins."""
 
 
 class _NoTasks:
@@ -80,8 +79,8 @@ class SimulatedCluster:
         self.leaving: set[str] = set()
         """Participants that were told to leave; asked, never iterated."""
         self.healing = False
-        self.spoiled = False
-        """A fault has changed stored objects: the assembler may well refuse a cut."""
+        self.rotten_reads: set[int] = set()
+        """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
         self._wall_jump: dict[str, int] = {}
         self._life_numbers: dict[str, int] = {}
         self._dumps: dict[str, tuple[str, int]] = {}
@@ -164,6 +163,26 @@ class SimulatedCluster:
         self.log.look()
         self.world.after(restart_ns, self._random, self.start_coordinator, name)
         return True
+
+    def keep_dump(self, name: str, dump: tuple[str, int]) -> None:
+        """A coordinator's snapshot of its ledger is durable, with so many entries in it."""
+        self._dumps[name] = dump
+
+    def sealed_objects(self) -> frozenset[str]:
+        """Local snapshots of open epochs whose reports are all in: should they rot, nothing could bring them back.
+
+        The epoch may be sealed, and only these objects can make its manifest again.
+        """
+        lives = [life for life in self.log.lives.values() if life.alive]
+        if not lives:
+            return frozenset()
+        ledger = max(lives, key=lambda life: life.applied).ledger
+        return frozenset(
+            snapshot_key(member.snapshot)
+            for record in ledger.open_epochs()
+            if record.complete
+            for member in record.members.values()
+        )
 
     def _crash_in_put(self, who: str) -> None:
         """The store killed somebody between two system calls."""

@@ -39,6 +39,7 @@ from coordinator.policy import PolicySettings
 from protocol.digests import manifest_key
 from protocol.ids import Epoch, Instant
 from protocol.messages import Register, decode_to_coordinator, encode_control
+from simulations.oracles.rot import check_noticed
 from simulations.prng import stream
 from simulations.world import Process, Timer
 
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
     from simulations.cluster import SimulatedCluster
     from simulations.control import ControlLine
 
+COMPACTED_EVERY: Final = 32
+"""Entries between two compactions."""
 _BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort"})
 """Commands with points of the protocol around them; asked, never iterated."""
 
@@ -72,6 +75,7 @@ class CoordinatorLife(Process):
         if dump is not None:
             self.ledger.load(dump[0])
             self.applied = dump[1]
+        self._compacted = self.applied
         self._client = f"{name}.{number}"
         self._answered: set[int] = set()
         """Numbers of its own commands whose attempt has ended; asked, never iterated."""
@@ -134,6 +138,34 @@ class CoordinatorLife(Process):
                 self._answered.add(command["id"][1])
             self.feed(CommandApplied(id=(command["id"][0], command["id"][1]), result=result))
 
+    def entries_arrived(self, index: int) -> None:
+        """The log has grown to this many entries: into the journal, then apply them."""
+        self.point("journal.before_sync")
+        if self.alive:
+            self.point("journal.after_sync")
+        if self.alive:
+            self.apply_through(index)
+        if self.alive and self.applied - self._compacted >= COMPACTED_EVERY:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Write a snapshot of the ledger, and the journal without the entries in it; it may die at each step."""
+        self._compacted = self.applied
+        dump = (self.ledger.dump(), self.applied)
+        for step in ("journal.before_rewrite", "file.before_rename", "file.after_rename", "journal.after_rewrite"):
+            if step == "file.after_rename":
+                self.cluster.keep_dump(self.name, dump)
+            self.point(step)
+            if self.is_gone():
+                return
+
+    def install(self, leader: CoordinatorLife) -> None:
+        """The leader sends a snapshot in place of entries that it has compacted."""
+        if self.leads_in is None and leader.alive and leader.applied > self.applied:
+            self.ledger.load(leader.ledger.dump())
+            self.applied = leader.applied
+            self.cluster.probes.hit("log.snapshot_installed")
+
     def became_leader(self, term: int, index: int) -> None:
         """The group made this one its leader."""
         self.apply_through(index)
@@ -184,9 +216,7 @@ class CoordinatorLife(Process):
             return
         message = decode_to_coordinator(data)
         if isinstance(message, Register) and self.leads_in is None:
-            leader = self.cluster.log.leader
-            known = leader is not None and leader is not self and not self.cluster.log.isolated.get(self.name)
-            self.feed(LeaderKnown(leader=_url(leader.name) if known and leader is not None else ""))
+            self.feed(LeaderKnown(leader=_url(self.cluster.log.hint(self))))
         self.feed(MessageArrived(connection=line.number, message=message))
 
     def disconnected(self, line: ControlLine, reason: str) -> None:
@@ -255,7 +285,13 @@ class CoordinatorLife(Process):
         if trouble is not None:
             event = SnapshotsUnreadable(epoch=order.epoch, participant="", cause=str(trouble))
         else:
-            event = assemble_from_store(order.request, store.objects, self.cluster.keys)
+            reader = store.reader()
+            event = assemble_from_store(order.request, reader, self.cluster.keys)
+            if reader.rotten:
+                self.cluster.rotten_reads.add(order.epoch)
+                self.cluster.probes.hit("rot.noticed_by_assembler")
+            if isinstance(event, CutAssembled):
+                check_noticed(self.cluster, order.epoch, reader.rotten)
         if isinstance(event, CutAssembled):
             self.point("cut.assembled")
             event = CutAssembled(

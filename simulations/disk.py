@@ -80,6 +80,24 @@ class SimulatedDisk(SystemCalls):
         disk.root = _folder_after_cut(self.root, random, {})
         return disk
 
+    def spoil(self, path: str, data: bytes | None) -> None:
+        """Change what lies under a name behind everybody's back, cache and platter; None: it is gone."""
+        *folders, name = path.strip("/").split("/")
+        folder = self.root
+        for each in folders:
+            found = folder.entries[each]
+            assert isinstance(found, _Folder), f"{each} of {path} is no folder"
+            folder = found
+        if data is None:
+            folder.entries.pop(name)
+            folder.durable.pop(name, None)
+            return
+        file = folder.entries[name]
+        assert isinstance(file, _File), f"{path} is no file"
+        file.data = data
+        if file.durable is not None:
+            file.durable = data
+
     def everything(self) -> SimulatedDisk:
         """Another disk with all that is visible: for readers that must not disturb this one."""
         disk = SimulatedDisk()

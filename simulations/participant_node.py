@@ -37,6 +37,7 @@ from participant.machine_events import (
     TimerFired,
     TurnCommitted,
 )
+from participant.peers import ChannelLimits
 from participant.state import CutClock
 from protocol.errors import WireError
 from protocol.ids import Instant, ParticipantId
@@ -55,6 +56,19 @@ if TYPE_CHECKING:
     from protocol.messages import ToParticipant
     from simulations.cluster import SimulatedCluster
     from simulations.ghost import GhostLife
+    from simulations.options import Options
+
+
+def channel_limits(options: Options) -> ChannelLimits:
+    """Of every participant of a world."""
+    return ChannelLimits(
+        frame_bytes=options.frame_bytes,
+        window_bytes=options.window_bytes,
+        reorder_bytes=options.reorder_bytes,
+        resend_ns=options.resend_ns,
+        resend_ns_max=options.resend_ns_max,
+        parked_bytes=options.parked_bytes,
+    )
 
 
 class ParticipantLife(Process):
@@ -86,6 +100,7 @@ class ParticipantLife(Process):
             ParticipantId(name),
             max_concurrent_epochs=max(2, cluster.options.max_concurrent),
             recording_bytes_max=cluster.options.recording_bytes_max,
+            channel_limits=channel_limits(cluster.options),
         )
         self.pump = cluster.workload.pump(self)
         self.uploads = Uploads(self)

@@ -16,6 +16,7 @@ from simulations.cluster import SimulatedCluster
 from simulations.faults import Injector
 from simulations.mutants import planted
 from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
+from simulations.oracles.rot import check_rot
 from simulations.trace import Trace
 from simulations.violations import Violation
 from simulations.workloads import workload_of
@@ -121,6 +122,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     if cluster.workload.comes_to_rest:
         demand_quiet(cluster)
         demand_commits(cluster, 1)
+    check_rot(cluster)
 
 
 def _fill(outcome: Outcome, cluster: SimulatedCluster, injector: Injector) -> None:

@@ -1,8 +1,9 @@
 """Draws options and faults from a seed: swarm testing.
 
-5 % of the seeds have no fault, 15 % exactly one kind; in all others each kind is on with one chance in two, three or six.
-Intensities are log-uniform. Knobs that have an edge are now and then at it. The stream of each kind is its own: leaving one out draws the
-others as before.
+5 % of the seeds have no fault, 15 % exactly one kind; in all others each kind is on with one chance in two, three, six or
+twelve, and a process dies at a point of the protocol that the seed's number says (`forced`), so that some hundred seeds in a
+row have crashed one at each. Intensities are log-uniform. Knobs that have an edge are now and then at it. The stream of each
+kind is its own: leaving one out draws the others as before.
 
 Source: RELIABILITY.md section 4.2 (swarm testing, ISSTA 2012; buggified knobs, FoundationDB).
 """
@@ -29,7 +30,13 @@ HEAVY: Final = (
     "pause-coordinator",
     "leave",
     "crash",
+    "takeover",
     "partition",
+    "partition-ring",
+    "partition-bridge",
+    "partition-halves",
+    "swizzle",
+    "log-install",
 )
 """Kinds after which little works for seconds: a world that is always down tests nothing."""
 HEAVY_MAX: Final = 3
@@ -43,7 +50,10 @@ LIKELIHOODS: Final = (
     "log-twice",
     "lose",
     "reorder",
+    "log-stale",
+    "store-busy",
     "store-fail",
+    "store-hang",
     "store-unheard",
     "zombies",
 )
@@ -51,6 +61,18 @@ BROKER_ONLY: Final = ("duplicate", "reorder", "lose")
 STREAM_ONLY: Final = ("half-open",)
 DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
 _CLOCK_NS_MAX: Final = 3600 * SECOND
+_ABORT_AT: Final = (
+    "",
+    "order.sent",
+    "reports.before_propose",
+    "cut.before_assemble",
+    "cut.assembled",
+    "seal.before_propose",
+    "seal.before_propose",
+    "seal.applied",
+    "manifest.after_put",
+)
+"""Where an operator's abort is most awkward; "": at an instant. Points that the leader passes."""
 
 
 def draw_options(seed: int) -> Options:
@@ -84,7 +106,31 @@ def draw_options(seed: int) -> Options:
         options.interval_ns = log_uniform(random, 50 * MS, 400 * MS)
     if random.chance(1, 12):
         options.recording_bytes_max = random.pick((64, 1024))
+    _draw_knobs(options, stream(seed, "knobs"))
     return options
+
+
+def _draw_knobs(options: Options, random: Prng) -> None:
+    """Sizes and times of the product at their edges, each now and then."""
+    often = random.pick((0, 0, 1, 3))  # of six: in half of the worlds everything is as in production
+    if random.chance(often, 6):
+        options.frame_bytes = random.pick((1, 1, 64, 700))
+    if random.chance(often, 6):
+        options.reorder_bytes = random.pick((1, 500))
+    if random.chance(often, 6):
+        options.parked_bytes = random.pick((1, 500))
+    if random.chance(often, 6):
+        options.resend_ns = log_uniform(random, 5 * MS, 100 * MS)
+        options.resend_ns_max = log_uniform(random, options.resend_ns, SECOND)
+    if random.chance(often, 6):
+        options.segment_bytes = random.pick((1, 30, 300))
+    if random.chance(often, 6):
+        options.piece_bytes = random.pick((1, 7, 64))
+    if random.chance(often, 6):
+        options.pack_bytes = random.pick((1, 200, 2000))
+    if random.chance(often, 6) and options.latency_ns + options.jitter_ns < 10 * MS and options.burst <= 3:
+        # One frame at a time: only where a round trip is short enough for what agents make.
+        options.window_bytes = random.pick((1, 300, 5000))
 
 
 def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fault]:
@@ -104,9 +150,9 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
     elif draw < 20:
         on = [chooser.pick(every)]
     else:
-        density = chooser.pick((2, 3, 6))
+        density = chooser.pick((2, 3, 6, 12))
         on = [kind for kind in every if chooser.chance(1, density)]
-    found: list[Fault] = []
+    found: list[Fault] = forced(options) if kinds is None and draw >= 20 else []
     for kind in on:
         if (options.broker and kind in STREAM_ONLY) or (not options.broker and kind in BROKER_ONLY):
             continue
@@ -118,6 +164,22 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
             for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else PER_KIND_MAX))
         ]
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
+
+
+def forced(options: Options) -> list[Fault]:
+    """A crash at a point of the protocol: seeds in a row take one after the other, early, so that it is surely passed.
+
+    ``abort.*`` is passed in epochs that abort: an operator sees to it.
+    """
+    random = stream(options.seed, "forced")
+    point = POINTS[options.seed % len(POINTS)]
+    at = random.between(SECOND // 2, max(SECOND, options.faults_ns // 4))
+    crash = Fault(kind="crash-at", at_ns=at, for_ns=log_uniform(random, 20 * MS, 4 * SECOND), point=point)
+    crash.nth = log_uniform(random, 1, 4)
+    if not point.startswith("abort"):
+        return [crash]
+    crash.nth = 1
+    return [crash, *(Fault(kind="abort", at_ns=at, point="order.sent", nth=nth) for nth in (1, 7, 19))]
 
 
 def draw_run(seed: int) -> Run:
@@ -134,10 +196,20 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     fault = Fault(kind=kind, at_ns=random.between(SECOND // 2, options.faults_ns))
     fault.for_ns = log_uniform(random, 20 * MS, 8 * SECOND)
     fault.rate = log_uniform(random, 5, 500)
-    if kind in LIKELIHOODS:
+    if kind in {"store-rot-upload", "store-rot-read"}:
+        fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
+        fault.rate = log_uniform(random, 10, 400)
+    elif kind == "store-stale-list":
+        fault.rate = random.below(2)
+    elif kind == "partition-halves":
+        fault.other = random.pick(("", "out"))
+    elif kind == "abort":
+        fault.point = random.pick(_ABORT_AT)
+        fault.nth = log_uniform(random, 1, 12)
+    elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
-    elif kind in {"crash", "pause", "leave", "cut-control"}:
+    elif kind in {"crash", "takeover", "pause", "leave", "cut-control"}:
         fault.who = who
     elif kind in {"cut", "half-open", "block", "replay", "forge"}:
         fault.who, fault.other = who, other
@@ -148,7 +220,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.who, fault.other = who, random.pick(("", "out"))
     elif kind == "block-control":
         fault.who, fault.other = who, random.pick(("", *coordinators))
-    elif kind in {"crash-coordinator", "isolate-coordinator"}:
+    elif kind in {"crash-coordinator", "isolate-coordinator", "log-install"}:
         fault.who = random.pick(coordinators)
     elif kind == "pause-coordinator":
         fault.who = random.pick(("", *coordinators))

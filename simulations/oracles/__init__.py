@@ -10,6 +10,7 @@ module              invariants (names of RELIABILITY.md section 3)
 `membership`        I7 members, sessions and channels are those of the start
 `epochs`            I9 one manifest; I10 numbers grow; I11 one end for everybody; I19 what was acknowledged stays; I20; I21
 `durability`        I12 a visible manifest has all its objects; I14 a power cut takes no committed epoch
+`rot`               I16 spoiled objects are noticed before they are used, found and named; I14 and all others are whole
 `liveness`          L1, L2, L3 in the healed world
 ==================  ===================================================================================================
 
@@ -66,7 +67,7 @@ class Oracles:
     def _judge(self, epoch: int, key: str, data: bytes) -> None:
         cluster = self._cluster
         manifest = decode_manifest(data, name=key)
-        reader = EpochReader(cluster.store.objects, manifest)
+        reader = EpochReader(cluster.store.meant, manifest)
         check_membership(self.history.started[epoch], manifest)
         self.recorded_messages += check_channel_states(cluster.ghost, reader, cluster.workload.forms)
         check_vector_clocks(cluster.ghost, manifest)

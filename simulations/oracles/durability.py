@@ -41,7 +41,7 @@ def check_all_committed(cluster: SimulatedCluster) -> None:
     for epoch, state in cluster.oracles.history.states.items():
         if state != "committed":
             continue
-        report = verify_epoch(cluster.store.objects, epoch, cluster.keys, stop_at_first=True)
+        report = verify_epoch(cluster.store.meant, epoch, cluster.keys, stop_at_first=True)
         if not report.ok:
             first = report.findings[0]
             raise Violation("I14", f"after a power cut epoch {epoch} is lost: {first.kind} {first.key}: {first.detail}")

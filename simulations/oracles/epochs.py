@@ -106,8 +106,8 @@ class EpochHistory:
             if record.abort is None or not (record.abort.cause and record.abort.phase):
                 raise Violation("P4", f"epoch {number} is aborted without phase and cause")
             late = record.abort.cause.startswith("deadline of")
-            if record.abort.phase == "assemble" and not late and not self._cluster.spoiled:
-                # Nothing here spoils an object, so a cut that does not pass is our own doing.
+            if record.abort.phase == "assemble" and not late and number not in self._cluster.rotten_reads:
+                # All that was read is what was written, so a cut that does not pass is our own doing.
                 raise Violation("P1", f"the assembler refuses epoch {number}: {record.abort.cause}")
 
     def _note_start(self, coordinator: CoordinatorLife, number: int, now: int) -> None:
@@ -133,7 +133,8 @@ class EpochHistory:
             raise Violation(
                 "I9", f"epoch {number} was sealed with {self.sealed.get(number)}, committed with {manifest}"
             )
-        if not self._cluster.store.is_durable(manifest_key(number)):
+        key = manifest_key(number)
+        if key not in self._cluster.store.spoiled.meant and not self._cluster.store.is_durable(key):
             raise Violation("I12", f"epoch {number} is committed and its manifest would not survive a power cut")
 
     def manifest_visible(self, number: int, data: bytes) -> None:
