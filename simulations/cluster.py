@@ -6,6 +6,7 @@ their ledger that is some entries old.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.digests import snapshot_key
@@ -28,7 +29,10 @@ from simulations.workloads import workload_of
 from simulations.world import MS, SECOND, World
 
 if TYPE_CHECKING:
-    from simulations.control import ControlClient
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from participant.agent import Agent
     from simulations.options import Options
     from simulations.trace import Trace
     from simulations.workloads import MakeWorkload
@@ -97,6 +101,27 @@ class SimulatedCluster:
         for name in self.participants:
             self.world.after(self._random.below(300 * MS), self._random, self.start_participant, name)
 
+    # --- what the second mode does otherwise ----------------------------------------------------------------------------
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        """What of the interpreter's a run needs."""
+        return nullcontext()
+
+    def unwind(self) -> None:
+        """The run is over."""
+
+    def make_participant(self, name: str, number: int, agents: Sequence[Agent]) -> ParticipantLife:
+        """A life begins."""
+        return ParticipantLife(self, name, number, agents)
+
+    def make_coordinator(self, name: str, number: int, dump: tuple[str, int] | None) -> CoordinatorLife:
+        """A life begins."""
+        return CoordinatorLife(self, name, number, dump)
+
+    def make_line(self, number: int, client: Any, coordinator: CoordinatorLife) -> ControlLine:  # noqa: ANN401 - by mode
+        """A connection is made."""
+        return ControlLine(number, client, coordinator)
+
     # --- participants -------------------------------------------------------------------------------------------------
 
     def start_participant(self, name: str) -> None:
@@ -105,7 +130,7 @@ class SimulatedCluster:
         if life is not None and life.alive:
             return
         number = self._life_numbers[name] = self._life_numbers.get(name, 0) + 1
-        life = self.lives[name] = ParticipantLife(self, name, number, self.workload.agents(name))
+        life = self.lives[name] = self.make_participant(name, number, self.workload.agents(name))
         self.trace.note(self.world.now, name, "Started", f"life {number}")
         life.start()
 
@@ -142,7 +167,7 @@ class SimulatedCluster:
         if before is not None and before.alive:
             return
         number = self._life_numbers[name] = self._life_numbers.get(name, 0) + 1
-        life = CoordinatorLife(self, name, number, self._dumps.get(name))
+        life = self.make_coordinator(name, number, self._dumps.get(name))
         self.trace.note(self.world.now, name, "Started", f"life {number}, {life.applied} entries in its snapshot")
         self.log.started(life)
 
@@ -205,10 +230,10 @@ class SimulatedCluster:
 
     # --- control connections ------------------------------------------------------------------------------------------
 
-    def new_line(self, client: ControlClient, coordinator: CoordinatorLife) -> ControlLine:
+    def new_line(self, client: Any, coordinator: CoordinatorLife) -> Any:  # noqa: ANN401 - by mode
         """A connection is made."""
         self._line_number += 1
-        line = ControlLine(self._line_number, client, coordinator)
+        line = self.make_line(self._line_number, client, coordinator)
         self.lines = [each for each in self.lines if each.open]
         self.lines.append(line)
         return line

@@ -93,18 +93,7 @@ class ParticipantLife(Process):
         self.member = False
         self.ended = ""
         """Why this life ended by itself."""
-        registry = MessageRegistry.of_agents(agents, cluster.workload.messages)
-        self.cut_clock = CutClock()
-        self.hosts = [AgentHost(agent, registry, self.cut_clock) for agent in agents]
-        self.machine = ParticipantMachine(
-            ParticipantId(name),
-            max_concurrent_epochs=max(2, cluster.options.max_concurrent),
-            recording_bytes_max=cluster.options.recording_bytes_max,
-            channel_limits=channel_limits(cluster.options),
-        )
-        self.pump = cluster.workload.pump(self)
-        self.uploads = Uploads(self)
-        self.control = ControlClient(self)
+        self._build()
         self.ghost: GhostLife = cluster.ghost.born(self)
         self.codec = cluster.codec
         self._tick_due = False
@@ -124,6 +113,22 @@ class ParticipantLife(Process):
             DeadLetter: self._dead_letter,
             EndParticipant: self._end_participant,
         }
+
+    def _build(self) -> None:
+        """Make the parts of this life."""
+        cluster = self.cluster
+        registry = MessageRegistry.of_agents(self.agents, cluster.workload.messages)
+        self.cut_clock = CutClock()
+        self.hosts = [AgentHost(agent, registry, self.cut_clock) for agent in self.agents]
+        self.machine = ParticipantMachine(
+            ParticipantId(self.name),
+            max_concurrent_epochs=max(2, cluster.options.max_concurrent),
+            recording_bytes_max=cluster.options.recording_bytes_max,
+            channel_limits=channel_limits(cluster.options),
+        )
+        self.pump = cluster.workload.pump(self)
+        self.uploads = Uploads(self)
+        self.control = ControlClient(self)
 
     def start(self) -> None:
         """Begin to connect."""

@@ -199,12 +199,12 @@ class SimulatedStore:
             if self._random.chance(1, 2):
                 self._probes.hit("store.put_after_timeout")
                 late = SECOND + self._random.below(4 * SECOND)
-                self._world.after(late, self._random, self._do_put, who, key, data, False, _nobody)  # noqa: FBT003 - of the queue
+                self._world.after(late, self._random, self.do_put, who, key, data, False, _nobody)  # noqa: FBT003 - of the queue
             return
         unheard = self.unheard and self._random.chance(self.unheard, 1000)
-        self._world.after(self.delay(), self._random, self._do_put, who, key, data, bool(unheard), done)
+        self._world.after(self.delay(), self._random, self.do_put, who, key, data, bool(unheard), done)
 
-    def _do_put(
+    def do_put(
         self,
         who: str,
         key: str,
@@ -212,6 +212,7 @@ class SimulatedStore:
         unheard: bool,  # noqa: FBT001 - of the queue
         done: Callable[[StoreError | None], None],
     ) -> None:
+        """The put itself, now; `done` is not called if its process dies in it."""
         self.puts += 1
         error: StoreError | None = None
         created = False
