@@ -113,6 +113,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """The store is the product's filesystem store on a disk that may fail."""
     deep: bool = True
     """Every manifest is verified down to the chunks; False: only every fourth."""
+    runtimes: bool = False
+    """The second mode: the asyncio drivers of participants and coordinators run, too."""
     mutant: str = ""
     """A planted bug (`simulations.mutants`), for judging the harness."""
 

@@ -9,6 +9,7 @@ Phases, in virtual time:
 from __future__ import annotations
 
 import traceback
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -83,8 +84,10 @@ def run(
     cluster: SimulatedCluster | None = None
     injector: Injector | None = None
     try:
-        with planted(what.options.mutant):
-            cluster = SimulatedCluster(what.options, trace, make_workload)
+        with planted(what.options.mutant), ExitStack() as stack:
+            cluster = _cluster(what, trace, make_workload)
+            stack.enter_context(cluster.surroundings())
+            stack.callback(cluster.unwind)
             if recorder is not None:
                 recorder.attach(cluster)
             injector = Injector(cluster)
@@ -106,6 +109,14 @@ def run(
     if not outcome.ok:
         outcome.last = list(trace.last())
     return outcome
+
+
+def _cluster(what: Run, trace: Trace, make_workload: MakeWorkload) -> SimulatedCluster:
+    if not what.options.runtimes:
+        return SimulatedCluster(what.options, trace, make_workload)
+    from simulations.runtimes.cluster import RuntimeCluster
+
+    return RuntimeCluster(what.options, trace, make_workload)
 
 
 def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:

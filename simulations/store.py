@@ -50,7 +50,7 @@ OLDER_MAX: Final = 8
 _ROOT: Final = "/store"
 
 
-class _DiedInPut(BaseException):
+class DiedInPut(BaseException):
     """The process was killed between two system calls."""
 
 
@@ -199,12 +199,12 @@ class SimulatedStore:
             if self._random.chance(1, 2):
                 self._probes.hit("store.put_after_timeout")
                 late = SECOND + self._random.below(4 * SECOND)
-                self._world.after(late, self._random, self.do_put, who, key, data, False, _nobody)  # noqa: FBT003 - of the queue
+                self._world.after(late, self._random, self._do_put, who, key, data, False, _nobody)  # noqa: FBT003 - of the queue
             return
         unheard = self.unheard and self._random.chance(self.unheard, 1000)
-        self._world.after(self.delay(), self._random, self.do_put, who, key, data, bool(unheard), done)
+        self._world.after(self.delay(), self._random, self._do_put, who, key, data, bool(unheard), done)
 
-    def do_put(
+    def _do_put(
         self,
         who: str,
         key: str,
@@ -212,7 +212,6 @@ class SimulatedStore:
         unheard: bool,  # noqa: FBT001 - of the queue
         done: Callable[[StoreError | None], None],
     ) -> None:
-        """The put itself, now; `done` is not called if its process dies in it."""
         self.puts += 1
         error: StoreError | None = None
         created = False
@@ -225,7 +224,7 @@ class SimulatedStore:
             return
         except StoreError as failed:
             error = failed
-        except _DiedInPut:
+        except DiedInPut:
             self._look(key, data)
             self._probes.hit("disk.died_in_put")
             if self.crash is not None:
@@ -242,6 +241,39 @@ class SimulatedStore:
             self._world.after(SECOND + self._random.below(500 * MS), self._random, done, lost)
         else:
             done(error)
+
+    def put_plain(self, who: str, key: str, data: bytes) -> PutResult:
+        """One put of the store's own, now: repair, delays and lost answers are the caller's.
+
+        Raises:
+            StoreError: As `ObjectStore.put`.
+            DiedInPut: The process was killed in it.
+        """
+        self.puts += 1
+        spoiled = key in self.spoiled.meant and self.is_spoiled(key)
+        try:
+            result = self._store_of(who).put(key, data)
+        except ObjectConflict:
+            raise
+        except StoreError:
+            self._look(key, data)
+            raise
+        except DiedInPut:
+            self._look(key, data)
+            self._probes.hit("disk.died_in_put")
+            if self.crash is not None:
+                self.crash(who)
+            raise
+        self._look(key, data)
+        if spoiled:
+            self._probes.hit("store.repaired")
+        if result is PutResult.CREATED and self.rot_upload and self._rot_random.chance(self.rot_upload, 1000):
+            self.spoil(key)
+        return result
+
+    def delete_plain(self, who: str, key: str) -> None:
+        """As `put_plain`, of a delete."""
+        self._store_of(who).delete(key)
 
     def _look(self, key: str, data: bytes) -> None:
         """Tell of an object that has become visible, whatever became of its put."""
@@ -267,7 +299,7 @@ class SimulatedStore:
     def _system_trouble(self, call: str) -> int:
         random = self._disk_random
         if self.die_in_put and random.chance(self.die_in_put, 1000):
-            raise _DiedInPut
+            raise DiedInPut
         if self.fsync_fails and call.startswith("sync") and random.chance(self.fsync_fails, 1000):
             self._probes.hit(f"disk.{call}_EIO")
             return errno.EIO
