@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import ConfigError
 from simulations.faults import KINDS, POINTS
-from simulations.options import Run, decode_run
+from simulations.replay_files import read
 from simulations.user_report import Reported
 from simulations.user_runs import draw
 from simulations.user_test import CALLS, REPLAY, SEED, current_test, user_test
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from participant.agent import Agent
+    from simulations.options import Run
     from simulations.run import Outcome
     from simulations.user_workload import Cut
 
@@ -86,7 +87,7 @@ class Simulated:
         """Take one in."""
         self.outcomes.append(outcome)
         self.cuts += cuts
-        for point in sorted({fault.point for fault in what.faults if fault.point}):
+        for point in sorted({fault.point for fault in what.faults if fault.kind == "crash-at"}):
             fired = outcome.fired.get(f"crash-at {point}", 0)
             self.crash_points[point] = self.crash_points.get(point, 0) + fired
 
@@ -133,6 +134,7 @@ def simulate(
         AssertionError: A seed fails; the message says which, what is wrong, and how to run it again.
         ConfigError: The arguments make no cluster.
     """
+    __tracebackhide__ = True  # pytest shows the user's own line
     plan = UserPlan(
         make_agents,
         start=tuple(start),
@@ -194,7 +196,7 @@ def _stored(call: int, plan: UserPlan) -> Run | None:
     if not name:
         return None
     try:
-        stored = decode_run(Path(name).read_bytes())
+        stored = read(Path(name))
     except (OSError, ValueError) as error:
         raise ConfigError(REPLAY, f"{name}: {error}") from None
     if stored.user is None:

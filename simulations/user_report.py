@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from protocol.errors import ConfigError
-from simulations.build import build_digest
+from simulations.replay_files import begin_trace, end_trace, stored
 from simulations.shrink import TRIALS_MAX
 from simulations.user_runs import UserShrinker, picture, run_plan
 from simulations.user_test import (
     EXPLAIN,
     OUTPUT,
+    PROGRESS,
     REPLAY,
     RESULT,
     SEED,
@@ -29,6 +30,7 @@ from simulations.user_test import (
     TRACE,
     WINDOW,
     again_command,
+    short,
     shown,
     store,
     write,
@@ -60,6 +62,7 @@ class Reported:
         Raises:
             AssertionError: It fails.
         """
+        __tracebackhide__ = True  # pytest shows the user's own line
         if self._alone:
             self._traced()
         else:
@@ -74,16 +77,14 @@ class Reported:
         raise AssertionError(message)
 
     def _traced(self) -> None:
-        from simulations.explain import DIGEST_LINE, RUN_LINE
-
         path = os.environ.get(TRACE, "")
         print(_described(self._what))  # noqa: T201 - what SIM_SEED is for
         with open(path, "w", encoding="utf-8") if path else nullcontext(sys.stdout) as file:
             if path:
-                file.write(f"{RUN_LINE}{msgspec.json.encode(self._what).decode()}\n")
+                begin_trace(file, self._what)
             self.outcome, self.cuts = run_plan(self._plan, self._what, trace_file=file)
             if path:
-                file.write(f"{DIGEST_LINE}{self.outcome.digest}\n")
+                end_trace(file, self.outcome)
         if self._what.digest and self._what.digest != self.outcome.digest:
             print("other events than when the file was written: the test, or Cleancut, has changed")  # noqa: T201 - as above
 
@@ -110,32 +111,34 @@ class Reported:
                 self._said.append("not made smaller: it is not reproducible")
         self._draw()
         lines += self._said
-        if file is not None:
-            lines += [
-                f"{verb + ':':8} cleancut simulate {verb} {shown(file)}" for verb in ("replay", "shrink", "explain")
-            ]
-        if self._smaller is None:
-            settings = (
-                {SEED: str(self._what.options.seed)} if not os.environ.get(REPLAY) else {REPLAY: os.environ[REPLAY]}
-            )
-            lines.append(f"again, with its trace: {again_command(self._test, settings)}")
-        elif file is not None:
-            lines.append(f"again, with its trace: {again_command(self._test, {REPLAY: str(file)})}")
+        lines += self._commands(file, os.environ.get(REPLAY, ""))
         return "\n".join(lines)
+
+    def _commands(self, file: Path | None, came_from: str) -> list[str]:
+        """How to go on, in a shell."""
+        lines = []
+        verbs = ("replay", "explain") if self._smaller is not None else ("replay", "shrink", "explain")
+        if file is not None and self._test:
+            lines = [f"{verb + ':':8} cleancut simulate {verb} {shown(file)}" for verb in verbs]
+        elif file is not None:
+            # Only a test can be found again by its name.
+            settings: dict[str, dict[str, str]] = {"shrink": {SHRINK: "1"}, "explain": {EXPLAIN: f"{short(file)}.svg"}}
+            lines = [
+                f"{verb + ':':8} {again_command('', {**settings.get(verb, {}), REPLAY: short(file)})}" for verb in verbs[1:]
+            ]
+        if self._smaller is None and not came_from:
+            seed = {SEED: str(self._what.options.seed)}
+            lines.append(f"again, with its trace: {again_command(self._test, seed)}")
+        elif file is not None:
+            lines.append(f"again, with its trace: {again_command(self._test, {REPLAY: short(file)})}")
+        return lines
 
     def _keep(self) -> Path | None:
         """Store the failure; the file from which it came if there is one."""
         if os.environ.get(REPLAY):
             return Path(os.environ[REPLAY]).absolute()
-        what = msgspec.structs.replace(
-            self._what,
-            invariant=self.outcome.invariant,
-            note=self.outcome.text[:300],
-            build=build_digest(),
-            digest=self.outcome.digest,
-        )
         try:
-            file = store(what, test=self._test)
+            file = store(stored(self._what, self.outcome), test=self._test)
         except OSError as error:
             self._said.append(f"not kept: {error}")
             return None
@@ -151,7 +154,7 @@ class Reported:
                 write(target, what)
 
         def tell(line: str) -> None:
-            print(line, file=sys.stderr, flush=True)  # noqa: T201 - it takes minutes
+            print(f"{PROGRESS}{line}", file=sys.stderr, flush=True)  # noqa: T201 - it takes minutes
 
         shrinker = UserShrinker(self._plan, self._what, self.outcome, tell=tell, trials_max=_trials(), smaller=smaller)
         small = shrinker.shrink()

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from simulations.recorder import Recorder
     from simulations.user_workload import UserPlan
 
-LOSING: Final = ("crash", "leave", "power-cut", "disk-died")
+LOSING: Final = ("crash", "takeover", "leave", "power-cut", "disk-died")
 """Kinds of faults that end lives of participants; ``crash-at`` does at participants' points."""
+_BACK_NS: Final = 4 * SECOND
 _PARTICIPANTS_POINTS: Final = ("local.", "pack.", "snapshot.", "report.")
 
 
@@ -50,17 +51,26 @@ def draw(
     options.interval_ns = min(options.interval_ns, options.faults_ns // 8)
     options.deep = random.chance(1, 8)
     options.disk = options.disk and bool(random.chance(1, 4))
-    chosen = draw_faults(options, kinds)
+    chosen = draw_faults(options, kinds, force=False)
     if points is None and kinds is None and chosen:
         # So many seeds in a row as there are points: a crash at each of them.
         points = (POINTS[seed % len(POINTS)],)
-    for name in points or ():
+    # One crash must not keep the next point from being passed: who died is a member again after a lease and a little.
+    apart = options.lease_ns + _BACK_NS
+    options.faults_ns = max(options.faults_ns, apart * len(points or ()))
+    for place, name in enumerate(points or ()):
         point = Fault(kind="crash-at", point=name)
         # Early: what was armed and is not passed before all is healed has tested nothing.
-        point.at_ns, point.for_ns = random.between(SECOND // 4, SECOND), log_uniform(random, 20 * MS, 2 * SECOND)
+        point.at_ns, point.for_ns = (
+            place * apart + random.between(SECOND // 4, SECOND),
+            log_uniform(random, 20 * MS, 2 * SECOND),
+        )
         if random.chance(2, 3) and not _loses(point):
             chosen = [fault for fault in chosen if not _loses(fault)]
         chosen.append(point)
+        if name.startswith("abort"):
+            # Where nothing else makes an epoch abort, an operator does.
+            chosen += [Fault(kind="abort", at_ns=point.at_ns, point="order.sent", nth=nth) for nth in (1, 4, 9)]
     return Run(options=options, faults=sorted(chosen, key=lambda fault: (fault.at_ns, fault.kind)), user=user)
 
 

@@ -37,6 +37,8 @@ RESULT: Final = "SIM_RESULT"
 """What came of it is written here, in JSON. For `cleancut simulate`."""
 OUTPUT: Final = "SIM_OUTPUT"
 """The smaller run goes here. For `cleancut simulate shrink`."""
+PROGRESS: Final = "cleancut: "
+"""Begins a line on the error stream that says how far shrinking is."""
 VARIABLES: Final = (SEED, REPLAY, SHRINK, EXPLAIN, TRACE, DIR, WINDOW, RESULT, OUTPUT)
 
 FOLDER: Final = ".cleancut"
@@ -98,12 +100,17 @@ def code_of(root: Path, test: str) -> str:
         return ""
 
 
-def shown(path: Path) -> str:
-    """As short as it can be typed here, and quoted for a shell."""
+def short(path: Path) -> str:
+    """As it can be named here."""
     try:
-        return shlex.quote(str(path.relative_to(Path.cwd())))
+        return str(path.relative_to(Path.cwd()))
     except ValueError:
-        return shlex.quote(str(path))
+        return str(path)
+
+
+def shown(path: Path) -> str:
+    """As it can be typed here, in a shell."""
+    return shlex.quote(short(path))
 
 
 def again_command(test: str, settings: dict[str, str]) -> str:
@@ -112,12 +119,7 @@ def again_command(test: str, settings: dict[str, str]) -> str:
     if not test:
         return prefix + _script()
     file, _, rest = test.partition("::")
-    path = root_of(test) / file
-    try:
-        file = str(path.relative_to(Path.cwd()))
-    except ValueError:
-        file = str(path)
-    return f"{prefix}pytest {shlex.quote(f'{file}::{rest}')}"
+    return f"{prefix}pytest {shlex.quote(f'{short(root_of(test) / file)}::{rest}')}"
 
 
 def _script() -> str:
