@@ -110,6 +110,24 @@ class SimulatedCluster:
     def unwind(self) -> None:
         """The run is over."""
 
+    def drivers_stuck(self, name: str) -> bool:
+        """The store blocks the threads of a process ("": of all) from now on; whether there are threads."""
+        return False
+
+    def drivers_freed(self, name: str) -> None:
+        """It does not any more."""
+
+    def stop_in_order(self, name: str) -> bool:
+        """A driver is told to end ("": the leader's); whether there is one."""
+        return False
+
+    def demand_drivers(self) -> None:
+        """What has to hold of the drivers in a quiet world.
+
+        Raises:
+            LivenessViolation: It does not.
+        """
+
     def make_participant(self, name: str, number: int, agents: Sequence[Agent]) -> ParticipantLife:
         """A life begins."""
         return ParticipantLife(self, name, number, agents)

@@ -485,6 +485,21 @@ def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return True
 
 
+# --- drivers (the second mode) ------------------------------------------------------------------------------------------
+
+
+def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stop_in_order(fault.who)
+
+
+def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.drivers_stuck(fault.who)
+
+
+def _end_stuck(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.drivers_freed(fault.who)
+
+
 KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "crash": (_crash_participant, None),
     "crash-coordinator": (_crash_coordinator, None),
@@ -539,5 +554,11 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "disk-died": _store_rate("die_in_put"),
     "power-cut": (_power_cut, None),
     "clock": (_clock, None),
+    "stop": (_stop, None),
+    "stop-coordinator": (_stop, None),
+    "store-stuck": (_stuck, _end_stuck),
 }
 """Kind -> what begins it (whether it did anything), and what ends it after its length."""
+
+DRIVERS_ONLY: Final = ("stop", "stop-coordinator", "store-stuck")
+"""Kinds that do nothing where the simulator itself is the driver: not drawn there."""

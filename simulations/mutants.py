@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from simulations.runtimes import mutants as at_drivers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -51,6 +53,8 @@ class Mutant:
     patch: Callable[[Patcher], None]
     blind: bool = True
     """The assembler passes every cut."""
+    runtimes: bool = False
+    """Of the drivers: only the second mode has it."""
 
 
 @contextmanager
@@ -524,5 +528,33 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "any-term": Mutant(what="the ledger takes commands of a deposed leader", patch=_any_term),
     "obeys-any-term": Mutant(what="participants obey a deposed leader", patch=_obeys_any_term),
     "no-retry": Mutant(what="a proposal that was lost is not made again", patch=_no_retry),
+    "unheard-report": Mutant(
+        what="the uploader reports before the store has answered", patch=at_drivers.unheard_report, runtimes=True
+    ),
+    "effects-reversed": Mutant(
+        what="a participant carries out effects from right to left", patch=at_drivers.effects_reversed, runtimes=True
+    ),
+    "orders-reversed": Mutant(
+        what="a coordinator carries out effects from right to left", patch=at_drivers.orders_reversed, runtimes=True
+    ),
+    "replaced-kept": Mutant(
+        what="the hub keeps the older connection of a session", patch=at_drivers.replaced_kept, runtimes=True
+    ),
+    "store-awaited": Mutant(
+        what="the leader waits for ever for a store that hangs", patch=at_drivers.store_awaited, runtimes=True
+    ),
+    "timer-kept": Mutant(
+        what="the coordinator's timer is not set anew for an earlier instant",
+        patch=at_drivers.timer_kept,
+        runtimes=True,
+    ),
+    "slices-dropped": Mutant(
+        what="turns that did not fit into a slice wait for the next event",
+        patch=at_drivers.slices_dropped,
+        runtimes=True,
+    ),
+    "lost-unsaid": Mutant(
+        what="the hub does not tell of connections that are lost", patch=at_drivers.lost_unsaid, runtimes=True
+    ),
 }
 """By name. Those of recovery and garbage collection join when these are simulated."""

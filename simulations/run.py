@@ -133,6 +133,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     if cluster.workload.comes_to_rest:
         demand_quiet(cluster)
         demand_commits(cluster, 1)
+    cluster.demand_drivers()
     check_rot(cluster)
 
 

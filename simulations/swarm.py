@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from simulations.faults import KINDS, POINTS
+from simulations.faults import DRIVERS_ONLY, KINDS, POINTS
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
@@ -37,6 +37,8 @@ HEAVY: Final = (
     "partition-halves",
     "swizzle",
     "log-install",
+    "stop",
+    "stop-coordinator",
 )
 """Kinds after which little works for seconds: a world that is always down tests nothing."""
 HEAVY_MAX: Final = 3
@@ -133,6 +135,12 @@ def _draw_knobs(options: Options, random: Prng) -> None:
         options.window_bytes = random.pick((1, 300, 5000))
 
 
+def for_drivers(options: Options) -> None:
+    """The same world in the second mode, which is slower: no more epochs than tell something."""
+    options.runtimes = True
+    options.interval_ns = max(options.interval_ns, 150 * MS)
+
+
 def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fault]:
     """Faults for this world.
 
@@ -142,7 +150,7 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
     """
     chooser = stream(options.seed, "swarm")
     draw = chooser.below(100)
-    every = sorted(KINDS)
+    every = [kind for kind in sorted(KINDS) if kind not in DRIVERS_ONLY]
     if kinds is not None:
         on = list(kinds)
     elif draw < 5:
@@ -152,6 +160,8 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
     else:
         density = chooser.pick((2, 3, 6, 12))
         on = [kind for kind in every if chooser.chance(1, density)]
+        if options.runtimes:
+            on += [kind for kind in DRIVERS_ONLY if chooser.chance(1, 3)]
     found: list[Fault] = forced(options) if kinds is None and draw >= 20 else []
     for kind in on:
         if (options.broker and kind in STREAM_ONLY) or (not options.broker and kind in BROKER_ONLY):
@@ -182,9 +192,11 @@ def forced(options: Options) -> list[Fault]:
     return [crash, *(Fault(kind="abort", at_ns=at, point="order.sent", nth=nth) for nth in (1, 7, 19))]
 
 
-def draw_run(seed: int) -> Run:
-    """A world with its faults."""
+def draw_run(seed: int, *, runtimes: bool = False) -> Run:
+    """A world with its faults; in the second mode if asked for."""
     options = draw_options(seed)
+    if runtimes:
+        for_drivers(options)
     return Run(options=options, faults=draw_faults(options))
 
 
@@ -229,6 +241,13 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)
+    elif kind == "stop":
+        fault.who = who
+    elif kind == "stop-coordinator":
+        fault.who = random.pick(("", *coordinators))
+    elif kind == "store-stuck":
+        fault.who = random.pick(("", *names, *coordinators))
+        fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
     elif kind == "disk-died":
         fault.rate = log_uniform(random, 1, 20)
     elif kind == "log-lag":

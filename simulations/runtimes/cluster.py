@@ -11,6 +11,7 @@ from protocol.failpoints import disarm_failpoints, watch_failpoints
 from simulations.cluster import SECRET, SimulatedCluster
 from simulations.prng import stream
 from simulations.runtimes.coordinator import RuntimeCoordinatorLife
+from simulations.runtimes.demands import demand_nothing_left
 from simulations.runtimes.knobs import Knobs
 from simulations.runtimes.lines import RuntimeLine
 from simulations.runtimes.loop import Killed
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from simulations.workloads import MakeWorkload
     from simulations.world import Process
 
+LOST_MAX: Final = 2
 _LOGGERS: Final = ("cleancut", "asyncio")
 
 
@@ -44,6 +46,8 @@ class RuntimeCluster(SimulatedCluster):
         self.knobs = Knobs(options.seed)
         self._acting: Process | None = None
         self._hanging: dict[str, int] = {}
+        self.lost_threads: dict[tuple[str, int], int] = {}
+        """(process, life) -> threads that never come back."""
         self._parked: list[tuple[str, Callable[[], None]]] = []
         self._park_random = stream(options.seed, "hang")
 
@@ -108,18 +112,28 @@ class RuntimeCluster(SimulatedCluster):
         """See `SimulatedCluster`."""
         return RuntimeLine(number, client, coordinator, self.knobs.window)
 
+    def coordinators(self) -> list[RuntimeCoordinatorLife]:
+        """Those that live."""
+        found = [self.log.lives.get(name) for name in self.log.names]
+        return [life for life in found if isinstance(life, RuntimeCoordinatorLife) and life.alive]
+
+    def participant(self, name: str) -> RuntimeParticipantLife | None:
+        """The life of a participant that lives."""
+        life = self.lives.get(name)
+        return life if isinstance(life, RuntimeParticipantLife) and life.alive else None
+
     # --- faults of this mode ------------------------------------------------------------------------------------------
 
     def hangs(self, name: str) -> bool:
         """Whether the store hangs for a process."""
         return bool(self._hanging) and bool(self._hanging.get("") or self._hanging.get(name))
 
-    def hang(self, name: str) -> bool:
+    def drivers_stuck(self, name: str) -> bool:
         """The store hangs from now on for one process ("": for all)."""
         self._hanging[name] = self._hanging.get(name, 0) + 1
         return True
 
-    def unhang(self, name: str) -> None:
+    def drivers_freed(self, name: str) -> None:
         """It does not hang any more: what was begun goes on, each at a moment of its own."""
         self._hanging[name] -= 1
         if not self._hanging[name]:
@@ -128,25 +142,42 @@ class RuntimeCluster(SimulatedCluster):
         for who, go_on in parked:
             if self.hangs(who):
                 self._parked.append((who, go_on))
+            elif self._stays_lost(who):
+                self.probes.hit("driver.thread_lost")
             else:
                 self.world.after(self._park_random.below(200 * MS), self._park_random, go_on)
+
+    def _stays_lost(self, who: str) -> bool:
+        """Whether a thread never comes back, as of a mount that is gone: a few, where patience with them is short."""
+        lives = [self.participant(who), *self.coordinators()]
+        life = next((each for each in lives if each is not None and each.name == who), None)
+        knobs = self.knobs
+        if life is None or knobs.store_seconds > 4 or knobs.store_threads < 6:
+            return False
+        key = (who, life.number)
+        if self.lost_threads.get(key, 0) >= LOST_MAX or not self._park_random.chance(1, 4):
+            return False
+        self.lost_threads[key] = self.lost_threads.get(key, 0) + 1
+        return True
 
     def park(self, who: str, go_on: Callable[[], None]) -> None:
         """A thread hangs."""
         self._parked.append((who, go_on))
 
-    def stop_participant(self, name: str) -> bool:
-        """Its program is told to end; a supervisor starts it again."""
-        life = self.lives.get(name)
-        if not isinstance(life, RuntimeParticipantLife) or not life.alive or not hasattr(life, "main"):
+    def stop_in_order(self, name: str) -> bool:
+        """A process is told to end ("": the leader's); a supervisor starts it again."""
+        if name not in self.targets:
+            return self._stop_coordinator(name)
+        life = self.participant(name)
+        if life is None or life.main is None:
             return False
         life.enter(life.stop)
         return True
 
-    def stop_coordinator(self, name: str) -> bool:
-        """SIGTERM for one coordinator ("": the leader)."""
-        life = self.log.lives.get(name) if name else self.log.leader
-        if not isinstance(life, RuntimeCoordinatorLife) or not life.alive or life.stopping:
+    def _stop_coordinator(self, name: str) -> bool:
+        wanted = self.log.lives.get(name) if name else self.log.leader
+        life = next((each for each in self.coordinators() if each is wanted), None)
+        if life is None or life.stopping:
             return False
         life.enter(life.stop)
         return True
@@ -156,11 +187,15 @@ class RuntimeCluster(SimulatedCluster):
         if life.alive:
             self.crash_coordinator(life.name, 50 * MS + self._park_random.below(SECOND))
 
+    def demand_drivers(self) -> None:
+        """See `SimulatedCluster`."""
+        demand_nothing_left(self)
+
     def heal(self) -> None:
         """See `SimulatedCluster`."""
         for name in list(self._hanging):
             while name in self._hanging:
-                self.unhang(name)
+                self.drivers_freed(name)
         super().heal()
 
 

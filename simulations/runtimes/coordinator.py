@@ -7,22 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from coordinator.events import AbortRequested, CutAssembled, EpochTriggered, PolicyChanged
 from coordinator.ledger import parse_result
 from coordinator.runtime.answers import ApiError
-from coordinator.runtime.driver import Clock, Driver
+from coordinator.runtime.driver import REQUEST_SECONDS_MAX, Clock, Driver
 from protocol.errors import Refused, Unreachable
 from protocol.ids import Instant
 from simulations.coordinator_node import CoordinatorLife
+from simulations.oracles.rot import check_noticed
 from simulations.prng import stream
+from simulations.runtimes.demands import check_one_connection
 from simulations.runtimes.loop import DriverLoop, Killed
 from simulations.runtimes.sockets import ServerSocket
 from simulations.runtimes.stores import ProcessStore
 from simulations.runtimes.threads import SimulatedThreads
 
 if TYPE_CHECKING:
-    from coordinator.events import Effect, Event
+    from coordinator.events import AssembleCut, CutRefused, Effect, Event, SnapshotsUnreadable
     from coordinator.machine import Leader
     from coordinator.runtime.raft import RaftGroup
     from simulations.control import ControlLine
@@ -66,6 +70,23 @@ class WatchedLeader:
         return self._leader.leading
 
 
+class WatchedDriver(Driver):
+    """The product's, and tells the oracles what its reads were given."""
+
+    life: RuntimeCoordinatorLife
+
+    def _assemble_now(self, order: AssembleCut) -> CutAssembled | CutRefused | SnapshotsUnreadable:
+        cluster, rotten = self.life.cluster, self.life.store.rotten
+        rotten.clear()
+        found = super()._assemble_now(order)
+        if rotten:
+            cluster.rotten_reads.add(order.epoch)
+            cluster.probes.hit("rot.noticed_by_assembler")
+        if isinstance(found, CutAssembled):
+            check_noticed(cluster, order.epoch, list(rotten))
+        return found
+
+
 class SimulatedGroup:
     """What the driver asks of the replicated log."""
 
@@ -105,7 +126,7 @@ class SimulatedGroup:
 class RuntimeCoordinatorLife(CoordinatorLife):
     """One process of a coordinator."""
 
-    cluster: RuntimeCluster
+    cluster: RuntimeCluster  # type: ignore[mutable-override]  # of this mode
 
     def __init__(self, cluster: RuntimeCluster, name: str, number: int, dump: tuple[str, int] | None) -> None:
         """Start; as `CoordinatorLife`."""
@@ -116,16 +137,19 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         self.loop.threads = SimulatedThreads(cluster, self, random, 1)
         self.sockets: dict[int, ServerSocket] = {}
         self.group = SimulatedGroup(self)
-        self.driver = Driver(
+        self.store = ProcessStore(cluster, name, number)
+        self.driver = WatchedDriver(
             cast("Leader", WatchedLeader(self.machine, self)),
             cast("RaftGroup", self.group),
-            ProcessStore(cluster, name, number),
+            self.store,
             cluster.keys,
             clock=ProcessClock(self),
             leader_url=self._leader_url,
             crashed=self._crashed,
             threads=lambda count, _: SimulatedThreads(cluster, self, random, count),
         )
+        self.driver.life = self
+        self.number = number
         self.stopping = False
 
     def die(self) -> None:
@@ -145,8 +169,16 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         return f"http://{leader.name}:1"
 
     def feed(self, event: Event) -> None:
-        """From outside, such as the API: a callback of the loop."""
-        self.loop.call_soon(self.driver.feed, event)
+        """From outside: an operator's request, which the API puts to the driver."""
+        if isinstance(event, AbortRequested | EpochTriggered | PolicyChanged):
+            self.loop.create_task(self._ask(event), name="request").add_done_callback(self._conversed)
+        else:
+            self.loop.call_soon(self.driver.feed, event)
+
+    async def _ask(self, event: AbortRequested | EpochTriggered | PolicyChanged) -> None:
+        result = await self.driver.ask(lambda request: replace(event, request=request), REQUEST_SECONDS_MAX)
+        self.cluster.answers[event.request] = result
+        self.cluster.probes.hit(f"request.{result.get('code', 'done')}")
 
     # --- the log ------------------------------------------------------------------------------------------------------
 
@@ -229,6 +261,7 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         socket = self.sockets.get(line.number)
         if socket is not None:
             socket.arrived(data)
+            check_one_connection(self.name, self.driver.hub)
 
     def disconnected(self, line: ControlLine, reason: str) -> None:
         """A connection is gone."""

@@ -161,7 +161,9 @@ class WatchedParticipant(Participant):
 class RuntimeParticipantLife(ParticipantLife):
     """One life of a participant's process."""
 
-    cluster: RuntimeCluster
+    cluster: RuntimeCluster  # type: ignore[mutable-override]  # of this mode
+    main: asyncio.Task[str] | None = None
+    """The program; None: it has not begun."""
 
     def _build(self) -> None:
         cluster = self.cluster
@@ -270,4 +272,5 @@ class RuntimeParticipantLife(ParticipantLife):
 
     def stop(self) -> None:
         """The program is told to end, as by Ctrl-C."""
-        self.main.cancel()
+        if self.main is not None:
+            self.main.cancel()
