@@ -6,7 +6,6 @@ old as the replicated log's compaction left it, and applies the rest again.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from coordinator.assembler import assemble_from_store
@@ -125,10 +124,9 @@ class CoordinatorLife(Process):
         """Apply entries of the log up to this many."""
         log = self.cluster.log
         while self.alive and self.applied < index and not log.isolated.get(self.name):
-            text = log.entries[self.applied]
-            result = parse_result(self.ledger.apply(text))
+            command = log.commands[self.applied]
+            result = parse_result(self.ledger.apply(log.entries[self.applied]))
             self.applied += 1
-            command = json.loads(text)
             self.cluster.ghost.entry_applied(self, command, result)
             if self.machine.leading and result["ok"] and command["kind"] in _BEFORE_PROPOSE:
                 self.point(f"{command['kind']}.applied")

@@ -13,8 +13,9 @@ those of the real one.
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from simulations.prng import stream
 from simulations.world import MS, SECOND
@@ -41,6 +42,8 @@ class ReplicatedLog:
         self.names = [f"c{number + 1}" for number in range(options.coordinators)]
         self.lives: dict[str, CoordinatorLife] = {}
         self.entries: list[str] = []
+        self.commands: list[dict[str, Any]] = []
+        """The same, decoded; for those who only look."""
         self.term = 0
         self.leader: CoordinatorLife | None = None
         self.isolated: dict[str, int] = {}
@@ -108,7 +111,7 @@ class ReplicatedLog:
     def submit(self, life: CoordinatorLife, text: str) -> None:
         """A coordinator proposes; the answer comes back to it as an event, or not at all."""
         world, random = self._world, self._random
-        client, number = json.loads(text)["id"]
+        client, number = msgspec.json.decode(text)["id"]
         identity = (str(client), int(number))
         if self.isolated.get(life.name):
             self._give_up_later(life, identity)
@@ -160,6 +163,7 @@ class ReplicatedLog:
             self._probes.hit("log.no_quorum")
             return  # it was on its way, and there is nobody to commit it
         self.entries.append(text)
+        self.commands.append(msgspec.json.decode(text))
         index = len(self.entries)
         for name in self.names:
             life = self.lives.get(name)

@@ -152,8 +152,8 @@ class ParticipantLife(Process):
             carry[type(effect)](effect)
 
     def wake(self) -> None:
-        """Have `_tick` run soon."""
-        if not self._tick_due and self.alive:
+        """Have `_tick` run soon, if it has anything to do: after most events it has not."""
+        if not self._tick_due and self.alive and (self.pump.busy or self.machine.flush_wanted):
             self._tick_due = True
             self.world.at(self.now, self.random, self.enter, self._tick)
 

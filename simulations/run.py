@@ -8,8 +8,9 @@ Phases, in virtual time:
 
 from __future__ import annotations
 
+import gc
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -24,6 +25,8 @@ from simulations.workloads import workload_of
 from simulations.world import StepsExhausted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from simulations.options import Run
     from simulations.recorder import Recorder
     from simulations.workloads import MakeWorkload
@@ -84,7 +87,7 @@ def run(
     cluster: SimulatedCluster | None = None
     injector: Injector | None = None
     try:
-        with planted(what.options.mutant), ExitStack() as stack:
+        with planted(what.options.mutant), _calm_collector(), ExitStack() as stack:
             cluster = _cluster(what, trace, make_workload)
             stack.enter_context(cluster.surroundings())
             stack.callback(cluster.unwind)
@@ -117,6 +120,17 @@ def _cluster(what: Run, trace: Trace, make_workload: MakeWorkload) -> SimulatedC
     from simulations.runtimes.cluster import RuntimeCluster
 
     return RuntimeCluster(what.options, trace, make_workload)
+
+
+@contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Look for garbage rarely: a run keeps nearly all that it makes, and the collector walks over it again and again."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:

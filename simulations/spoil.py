@@ -1,7 +1,7 @@
 """Objects that are not what was written: rot, cut-off ends, old blocks, lost writes; and listings that are behind.
 
 What was meant is remembered for every object that a fault has spoiled, so that the oracles can judge what an epoch means
-(`Meant`) apart from what a reader now gets (`RottenReader`), and demand that the difference is noticed.
+(`SimulatedStore.meant`) apart from what a reader now gets (`RottenReader`), and demand that the difference is noticed.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from protocol.errors import ObjectCorrupt, ObjectMissing
-from protocol.ports import PutResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from protocol.ports import ObjectStore
+    from protocol.ports import ObjectStore, PutResult
     from simulations.prng import Prng
     from simulations.store import SimulatedStore
 
@@ -95,27 +94,6 @@ class _View:
     def delete(self, key: str) -> None:
         """Nothing is removed through a view."""
         raise AssertionError(f"{key} is removed from a store that is only looked at")
-
-
-class Meant(_View):
-    """A store with every spoiled object as it was written."""
-
-    def __init__(self, base: ObjectStore, meant: dict[str, bytes]) -> None:
-        super().__init__(base)
-        self._meant = dict(meant)
-
-    def _bytes(self, key: str) -> bytes:
-        found = self._meant.get(key)
-        return self._base.get(key, size_max=1 << 40) if found is None else found
-
-    def list(self, prefix: str) -> Iterator[str]:
-        """With those that are gone."""
-        return iter(sorted({*self._base.list(prefix), *(key for key in self._meant if key.startswith(prefix))}))
-
-    def put(self, key: str, data: bytes) -> PutResult:
-        """Into this view only."""
-        self._meant[key] = data
-        return PutResult.CREATED
 
 
 class RottenReader(_View):

@@ -20,15 +20,15 @@ from protocol.errors import ObjectConflict, ObjectMissing, StoreError
 from protocol.ports import PutResult
 from protocol.storage import ensure_format
 from protocol.storage.filesystem import FilesystemStore
-from protocol.storage.memory import MemoryStore
 from protocol.storage.repair import put_content, put_manifest
 from simulations.disk import SimulatedDisk
 from simulations.prng import stream
-from simulations.spoil import HOWS, Meant, RottenReader, Spoiled, StaleListing, damaged
+from simulations.spoil import HOWS, RottenReader, Spoiled, StaleListing, damaged
+from simulations.store_view import OpenMemory, StoreView
 from simulations.world import MS, SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from protocol.ids import ClusterName
     from protocol.ports import ObjectStore
@@ -91,7 +91,7 @@ class SimulatedStore:
         """Keys that were visible once -> since when."""
         self.spoiled = Spoiled()
         self._rot_random = stream(options.seed, "rot")
-        self._memory = MemoryStore(cluster)
+        self._memory = OpenMemory(cluster)
         self._disk: SimulatedDisk | None = None
         self._stores: dict[str, FilesystemStore] = {}
         if options.disk:
@@ -111,17 +111,36 @@ class SimulatedStore:
             return self._memory
         return FilesystemStore(_ROOT, self._cluster, system=self._disk.everything())
 
-    @property
-    def meant(self) -> ObjectStore:
-        """All that is visible now, spoiled objects as they were written: for judging what an epoch means."""
-        return Meant(self.objects, self.spoiled.meant) if self.spoiled.meant else self.objects
-
-    def image(self) -> ObjectStore:
-        """What a power cut at this moment leaves for certain; spoiled objects as they were written."""
+    def visible(self, key: str) -> bytes | None:
+        """An object as everybody sees it now, the same bytes object as long as nobody has written it anew; None: none."""
         if self._disk is None:
-            return Meant(self._memory, self.spoiled.meant) if self.spoiled.meant else self._memory
-        image = FilesystemStore(_ROOT, self._cluster, system=self._disk.image())
-        return Meant(image, self.spoiled.meant) if self.spoiled.meant else image
+            return self._memory.find(key)
+        return self._disk.find(f"{self._cluster}/{key}")
+
+    def durable(self, key: str) -> bytes | None:
+        """The same of what a power cut at this moment leaves for certain."""
+        if self._disk is None:
+            return self._memory.find(key)
+        return self._disk.find_durable(f"{self._cluster}/{key}")
+
+    @property
+    def meant(self) -> StoreView:
+        """All that is visible, whenever it is looked at, spoiled objects as they were written: what an epoch means."""
+        return StoreView(self.visible, lambda: self._keys(durable=False), self.spoiled.meant)
+
+    def image(self, also: Mapping[str, bytes] | None = None) -> StoreView:
+        """What a power cut leaves for certain, whenever it is looked at; spoiled objects as they were written.
+
+        Args:
+            also: Objects that are to be there, too.
+        """
+        return StoreView(self.durable, lambda: self._keys(durable=True), self.spoiled.meant, also or {})
+
+    def _keys(self, *, durable: bool) -> Iterable[str]:
+        if self._disk is None:
+            return self._memory.keys()
+        prefix = f"{self._cluster}/"
+        return [path.removeprefix(prefix) for path in self._disk.paths(durable=durable) if path.startswith(prefix)]
 
     def reader(self) -> RottenReader:
         """What a process that reads gets, with what goes wrong at reading."""
@@ -150,12 +169,9 @@ class SimulatedStore:
         return found
 
     def is_durable(self, key: str) -> bool:
-        """Whether a power cut now leaves this object."""
-        try:
-            self.image().size(key)
-        except ObjectMissing:
-            return False
-        return True
+        """Whether a power cut now leaves this object, whole."""
+        data = self.durable(key)
+        return data is not None and data == self.visible(key)
 
     # --- operations ---------------------------------------------------------------------------------------------------
 
@@ -279,9 +295,7 @@ class SimulatedStore:
         """Tell of an object that has become visible, whatever became of its put."""
         if key in self._seen:
             return
-        try:
-            self.objects.size(key)
-        except ObjectMissing:
+        if self.visible(key) is None:
             return
         self._seen[key] = self._world.now
         if self.put_seen is not None:

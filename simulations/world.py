@@ -50,11 +50,11 @@ class World:
             action: What.
             arguments: Of the action.
         """
-        self._serial += 1
+        self._serial = serial = self._serial + 1
         now = self.now
         if when < now:
             when = now
-        heappush(self._queue, (when, random.next() & 0xFFFF, self._serial, action, arguments))
+        heappush(self._queue, (when, random.next() & 0xFFFF, serial, action, arguments))
 
     def after(self, delay: int, random: Prng, action: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
         """As `at`, nanoseconds from now."""
@@ -75,14 +75,14 @@ class World:
         """
         queue = self._queue
         pop = heappop
+        steps_max = self.steps_max
         while queue and queue[0][0] <= end:
             if until is not None and until():
                 return True
-            when, _, _, action, arguments = pop(queue)
-            self.now = when
-            self.steps += 1
-            if self.steps > self.steps_max:
-                raise StepsExhausted(f"{self.steps} events; at most {self.steps_max} are run")
+            self.now, _, _, action, arguments = pop(queue)
+            self.steps = steps = self.steps + 1
+            if steps > steps_max:
+                raise StepsExhausted(f"{steps} events; at most {steps_max} are run")
             action(*arguments)
         self.now = max(self.now, end) if until is None else self.now
         return until is None or until()

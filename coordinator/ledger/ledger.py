@@ -66,6 +66,7 @@ from coordinator.ledger.commands import (
     SealCommand,
     StartCommand,
     TopologyCommand,
+    to_ascii_json,
 )
 from coordinator.ledger.records import (
     ABORTED,
@@ -710,13 +711,13 @@ class Ledger:
 
 def parse_result(text: str) -> Result:
     """The result of `Ledger.apply` as a dictionary."""
-    result = json.loads(text)
+    result = msgspec.json.decode(text)
     assert isinstance(result, dict)
     return result
 
 
 def _result_text(result: Result) -> str:
-    return json.dumps(result, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return to_ascii_json(result)
 
 
 def _decode(text: object) -> Command | Result:
