@@ -216,7 +216,8 @@ class SimulatedCluster:
 
         The epoch may be sealed, and only these objects can make its manifest again.
         """
-        lives = [life for life in self.log.lives.values() if life.alive]
+        # Of the dead, too: what they had applied is in the log, and whoever comes next finishes it.
+        lives = list(self.log.lives.values())
         if not lives:
             return frozenset()
         ledger = max(lives, key=lambda life: life.applied).ledger

@@ -41,6 +41,7 @@ def simulate() -> None:
 @click.option("--seconds", type=click.FloatRange(1, 3600), help="Virtual length of the phase with faults.")
 @click.option("--steps", type=click.IntRange(min=1000), help="Events after which the run counts as stuck.")
 @click.option("--mutant", default="", help="Plant this bug (`cleancut simulate mutants` lists them).")
+@click.option("--runtimes", is_flag=True, help="The second mode: the asyncio drivers run, too (slower).")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write every event to this file.")
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write options and faults to this file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, nothing else.")
@@ -53,16 +54,20 @@ def run_command(
     seconds: float | None,
     steps: int | None,
     mutant: str,
+    runtimes: bool,  # noqa: FBT001 - click's shape
     trace: Path | None,
     save: Path | None,
     as_json: bool,  # noqa: FBT001 - click's shape
 ) -> None:
     """Run one seed."""
+    from simulations.mutants import MUTANTS
     from simulations.options import Run, check_run, encode_run
     from simulations.replay_files import stored
-    from simulations.swarm import draw_faults, draw_options
+    from simulations.swarm import draw_faults, draw_options, for_drivers
 
     options = draw_options(seed)
+    if runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes):
+        for_drivers(options)
     changes: dict[str, Any] = {
         "nodes": nodes,
         "workload": workload,
@@ -87,6 +92,8 @@ def run_command(
     given += [f"--{name} {chosen}" for name, chosen in (("seconds", seconds), ("steps", steps)) if chosen]
     if faults is not None:
         given.append(f"--faults {shlex.quote(faults)}")
+    if runtimes:
+        given.append("--runtimes")
     if mutant:
         given.append(f"--mutant {mutant}")
     again = " ".join(["cleancut simulate run", f"--seed {seed}", *given])

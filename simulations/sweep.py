@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from simulations.mutants import MUTANTS
 from simulations.run import CRASH, Outcome, run
 from simulations.swarm import draw_run
 
@@ -76,9 +77,9 @@ class Totals:
         return f"{self._sum:032x}"
 
 
-def drawn(seed: int, mutant: str = "") -> Run:
-    """The run of a seed."""
-    what = draw_run(seed)
+def drawn(seed: int, mutant: str = "", *, runtimes: bool = False) -> Run:
+    """The run of a seed; in the second mode if asked for, or if the planted bug is one of drivers."""
+    what = draw_run(seed, runtimes=runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes))
     what.options.mutant = mutant
     return what
 
@@ -86,6 +87,11 @@ def drawn(seed: int, mutant: str = "") -> Run:
 def run_seed(seed: int, mutant: str = "") -> Outcome:
     """One seed as the swarm draws it."""
     return run(drawn(seed, mutant))
+
+
+def run_seed_of_drivers(seed: int, mutant: str = "") -> Outcome:
+    """As `run_seed`, in the second mode."""
+    return run(drawn(seed, mutant, runtimes=True))
 
 
 def lost(seed: int, how: str) -> Outcome:

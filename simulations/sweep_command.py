@@ -7,7 +7,7 @@ import re
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -51,6 +51,7 @@ class SeedRange(click.ParamType[range]):
     "--save", type=click.Path(file_okay=False, path_type=Path), help="Store failing seeds' replay files in this folder."
 )
 @click.option("--mutant", default="", help="Plant this bug in every run (`cleancut simulate mutants` lists them).")
+@click.option("--runtimes", is_flag=True, help="The second mode: the asyncio drivers run, too (slower).")
 @click.option("--probes/--no-probes", default=False, help="Fail, with 1, if a rare state was not reached.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, nothing else.")
 def sweep_command(
@@ -62,6 +63,7 @@ def sweep_command(
     keep_going: bool,  # noqa: FBT001 - click's shape
     save: Path | None,
     mutant: str,
+    runtimes: bool,  # noqa: FBT001 - click's shape
     probes: bool,  # noqa: FBT001 - click's shape
     as_json: bool,  # noqa: FBT001 - click's shape
 ) -> None:
@@ -96,10 +98,11 @@ def sweep_command(
                 return
             yield seed
 
+    how = _How(mutant, runtimes)
     interrupted = False
     failure: Failure | None = None
     try:
-        _carry_out(_outcomes(wanted(), jobs or 1, dask, mutant), totals, shown, save, mutant)
+        _carry_out(_outcomes(wanted(), jobs or 1, dask, how), totals, shown, save, how)
     except KeyboardInterrupt:
         interrupted = True
     except Failure as error:
@@ -113,7 +116,7 @@ def sweep_command(
         if failure is None:
             click.echo(json.dumps(_document(totals, shown.seconds, missing, interrupted=interrupted)))
     else:
-        _tell(totals, shown.seconds, missing, save, mutant)
+        _tell(totals, shown.seconds, missing, save, how)
         if interrupted:
             click.echo(f"interrupted after {totals.seeds} of {len(seeds)} seeds")
     if failure is not None:
@@ -122,36 +125,43 @@ def sweep_command(
     sys.exit(code)
 
 
-def _outcomes(seeds: Iterator[int], jobs: int, dask: str | None, mutant: str) -> Generator[Outcome | None]:
+class _How(NamedTuple):
+    """How seeds are run."""
+
+    mutant: str
+    runtimes: bool
+
+
+def _outcomes(seeds: Iterator[int], jobs: int, dask: str | None, how: _How) -> Generator[Outcome | None]:
     if dask is not None:
         from simulations.sweep_dask import run_on_dask
 
-        return run_on_dask(seeds, url=dask, mutant=mutant)
+        return run_on_dask(seeds, url=dask, mutant=how.mutant, runtimes=how.runtimes)
+    from simulations.sweep import run_seed, run_seed_of_drivers
     from simulations.sweep_pool import run_here
 
-    return run_here(seeds, jobs=jobs, mutant=mutant)
+    run_one = run_seed_of_drivers if how.runtimes else run_seed
+    return run_here(seeds, jobs=jobs, mutant=how.mutant, run_one=run_one)
 
 
-def _carry_out(
-    outcomes: Generator[Outcome | None], totals: Totals, shown: Shown, save: Path | None, mutant: str
-) -> None:
+def _carry_out(outcomes: Generator[Outcome | None], totals: Totals, shown: Shown, save: Path | None, how: _How) -> None:
     with closing(outcomes):  # whatever happens, no process stays behind
         for outcome in outcomes:
             if outcome is not None:
                 totals.add(outcome)
                 if not outcome.ok:
-                    shown.failed(outcome, _saved(outcome, save, mutant) if save is not None else "")
+                    shown.failed(outcome, _saved(outcome, save, how) if save is not None else "")
             shown.moved()
 
 
-def _saved(outcome: Outcome, folder: Path, mutant: str) -> str:
+def _saved(outcome: Outcome, folder: Path, how: _How) -> str:
     """Store the run of a failing seed; its file."""
     from simulations.replay_files import stored
     from simulations.sweep import drawn
     from simulations.user_test import write
 
     file = _file_of(outcome, folder)
-    write(file, stored(drawn(outcome.seed, mutant), outcome))
+    write(file, stored(drawn(outcome.seed, how.mutant, runtimes=how.runtimes), outcome))
     return str(file)
 
 
@@ -178,7 +188,7 @@ def _document(totals: Totals, took: float, missing: list[str], *, interrupted: b
     }
 
 
-def _tell(totals: Totals, took: float, missing: list[str], save: Path | None, mutant: str) -> None:
+def _tell(totals: Totals, took: float, missing: list[str], save: Path | None, how: _How) -> None:
     click.echo(
         f"{totals.seeds} seeds in {took:.1f} s: {totals.seeds / took:.1f} seeds/s, {totals.events / took:,.0f} events/s, "
         f"{totals.virtual_ns / 1e9 / took:.0f} virtual s/s\n"
@@ -201,5 +211,5 @@ def _tell(totals: Totals, took: float, missing: list[str], save: Path | None, mu
     if save is not None:
         click.echo(f"cleancut simulate replay {_file_of(totals.failures[0], save)}")
     else:
-        planted = f" --mutant {mutant}" if mutant else ""
+        planted = (" --runtimes" if how.runtimes else "") + (f" --mutant {how.mutant}" if how.mutant else "")
         click.echo(f"cleancut simulate run --seed {totals.failures[0].seed}{planted}")

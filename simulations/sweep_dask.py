@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import re
 from queue import Empty, SimpleQueue
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coordinator.cli.exits import Exit, Failure
 from protocol.version import __version__
 from simulations.build import build_digest, python_version
-from simulations.sweep import lost, run_seed
+from simulations.sweep import lost, run_seed, run_seed_of_drivers
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -36,6 +37,7 @@ RESULT_SECONDS: Final = 60
 AHEAD: Final = 2
 """Seeds per thread that the scheduler has: one runs, one waits."""
 _ONE_AT_A_TIME: Final = Lock()
+_URL: Final = re.compile(r"(?:(?:tcp|tls|ws|wss)://)?[^\s/]+:(?P<port>[0-9]{1,5})")
 
 # By value: a worker that has no Cleancut could not even take in a function of this module.
 _WHO: Final = """
@@ -48,31 +50,34 @@ def who():
 """
 
 
-def run_on_dask(seeds: Iterator[int], *, url: str, mutant: str = "") -> Generator[Outcome | None]:
+def run_on_dask(
+    seeds: Iterator[int], *, url: str, mutant: str = "", runtimes: bool = False
+) -> Generator[Outcome | None]:
     """Outcomes, as they come; None when none has come for a moment.
 
     Args:
         seeds: Asked for the next one when the cluster can take it.
         url: Of the scheduler, such as ``tcp://10.0.0.7:8786``.
         mutant: A planted bug.
+        runtimes: In the second mode.
 
     Raises:
         Failure: There is no Dask, no scheduler (any more) or no worker, or a worker is of another build.
     """
     client = _connected(url)
     try:
-        yield from _Sweep(client, url, mutant).run(seeds)
+        yield from _Sweep(client, url, mutant, runtimes=runtimes).run(seeds)
     finally:
         client.close(timeout=CONNECT_SECONDS)
 
 
-def run_there(seed: int, mutant: str, build: str) -> Outcome | str:
+def run_there(seed: int, mutant: str, build: str, *, runtimes: bool = False) -> Outcome | str:
     """What a worker does: the outcome, or why it must not run it."""
     own = build_digest()
     if own != build:
         return own or "a build whose sources cannot be read"
     with _ONE_AT_A_TIME:
-        return run_seed(seed, mutant)
+        return run_seed_of_drivers(seed, mutant) if runtimes else run_seed(seed, mutant)
 
 
 def _connected(url: str) -> Any:  # noqa: ANN401 - distributed has no types that are worth it
@@ -82,6 +87,7 @@ def _connected(url: str) -> Any:  # noqa: ANN401 - distributed has no types that
         raise Failure(
             Exit.USAGE, f"sweep --dask needs Dask, which is not installed ({error})", "pip install 'cleancut[dask]'"
         ) from None
+    _check_url(url)
     # What is to be said of a lost scheduler is said below, once.
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     try:
@@ -95,13 +101,21 @@ def _connected(url: str) -> Any:  # noqa: ANN401 - distributed has no types that
     return client
 
 
+def _check_url(url: str) -> None:
+    """So that a slip of the pen is said at once, and not after a connection's patience."""
+    match = _URL.fullmatch(url)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        raise Failure(Exit.USAGE, f"{url[:80]!r} is no address of a Dask scheduler", "such as tcp://10.0.0.7:8786")
+
+
 class _Sweep:
     """One sweep over a connected client."""
 
-    def __init__(self, client: Any, url: str, mutant: str) -> None:  # noqa: ANN401 - as above
+    def __init__(self, client: Any, url: str, mutant: str, *, runtimes: bool) -> None:  # noqa: ANN401 - as above
         self._client = client
         self._url = url
         self._mutant = mutant
+        self._runtimes = runtimes
         self._build = build_digest()
         self._ended: SimpleQueue[Any] = SimpleQueue()
         self._open: dict[str, tuple[Any, int]] = {}
@@ -139,7 +153,13 @@ class _Sweep:
 
     def _submit(self, seed: int) -> None:
         future = self._client.submit(
-            run_there, seed, self._mutant, self._build, pure=False, key=f"{self._client.id}-seed-{seed}"
+            run_there,
+            seed,
+            self._mutant,
+            self._build,
+            runtimes=self._runtimes,
+            pure=False,
+            key=f"{self._client.id}-seed-{seed}",
         )
         self._open[future.key] = (future, seed)
         future.add_done_callback(self._ended.put)

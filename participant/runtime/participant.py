@@ -58,7 +58,7 @@ from participant.runtime.pump import Pump
 from participant.runtime.tasks import TaskSet
 from participant.runtime.uploader import Uploader
 from participant.state import CutClock
-from protocol.errors import ConfigError, FencedError, Overloaded, Refused, SnapshotError, WireError
+from protocol.errors import ConfigError, FencedError, Overloaded, Refused, SnapshotError, StoreError, WireError
 from protocol.failpoints import arm_failpoints, fp
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, ParticipantId, agent_id
 from protocol.keys import ClusterKeys, read_secret, trust
@@ -82,6 +82,8 @@ log = logging.getLogger("cleancut.participant")
 OUTSIDE: Final = AgentId("outside/ingest")
 """Source of messages that come from outside the cluster."""
 LEAVE_SECONDS: Final = 30.0
+STORE_SECONDS_MAX: Final = 60.0
+"""Opening the store; one that hangs longer counts as failed, and whoever started the participant hears of it."""
 
 
 class Participant:
@@ -719,11 +721,17 @@ class Participant:
         from protocol.storage import ensure_format, open_store
 
         config = self.config
-        if isinstance(config.store, str):
-            store = await asyncio.to_thread(open_store, config.store, config.cluster_name)
-        else:
-            store = config.store
-        await asyncio.to_thread(ensure_format, store, config.cluster_name)
+        url = config.store if isinstance(config.store, str) else config.store.url
+        try:
+            async with asyncio.timeout(STORE_SECONDS_MAX):
+                if isinstance(config.store, str):
+                    store = await asyncio.to_thread(open_store, config.store, config.cluster_name)
+                else:
+                    store = config.store
+                await asyncio.to_thread(ensure_format, store, config.cluster_name)
+        except TimeoutError:
+            cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
+            raise StoreError("open", url, cause, errno_name="ETIMEDOUT") from None
         return store
 
     def _make_wire(self, keys: ClusterKeys) -> Transport:

@@ -94,7 +94,7 @@ class RuntimeCluster(SimulatedCluster):
         """The run is over: nothing is left behind that the interpreter would complain about."""
         self._acting = None
         for life in [*self.lives.values(), *self.log.lives.values()]:
-            life.alive = False
+            life.die()
         for loop in self.loops:
             loop.close()
 

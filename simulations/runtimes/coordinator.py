@@ -156,6 +156,8 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         """See `Process`."""
         super().die()
         self.loop.drop()
+        # What its coroutines do while they are put away, at the end of the run, must not begin anything.
+        self.driver._dead = True  # noqa: SLF001 - a process that is gone takes no events
 
     def _crashed(self, error: BaseException) -> None:
         if self.alive and not isinstance(error, Killed):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import coordinator.runtime.connections as connections
 import coordinator.runtime.driver as driver
+import participant.runtime.participant as participant
 from protocol.limits import MIB
 from simulations.prng import stream
 
@@ -34,6 +35,7 @@ class Knobs:
         for module, name, value in (
             (driver, "STORE_SECONDS_MAX", self.store_seconds),
             (driver, "OWN_STORE_THREADS", self.store_threads),
+            (participant, "STORE_SECONDS_MAX", 2 * self.store_seconds),
             (connections, "WAITING_BYTES_MAX", self.waiting_bytes),
             (connections, "IDLE_SECONDS_MAX", self.idle_seconds),
             (connections, "WRITE_SECONDS_MAX", self.write_seconds),
