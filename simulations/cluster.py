@@ -117,6 +117,10 @@ class SimulatedCluster:
     def drivers_freed(self, name: str) -> None:
         """It does not any more."""
 
+    def half_open_control(self, name: str) -> bool:
+        """A participant's control connection carries nothing any more, unnoticed; whether there is one that can."""
+        return False
+
     def stop_in_order(self, name: str) -> bool:
         """A driver is told to end ("": the leader's); whether there is one."""
         return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from coordinator.events import AbortRequested, EpochTriggered
+from simulations.control import PATIENCE_NS
 from simulations.options import Fault
 from simulations.oracles.rot import check_listing
 from simulations.prng import sample, shuffled, stream
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulations.cluster import SimulatedCluster
+    from simulations.coordinator_node import CoordinatorLife
 
 POINTS: Final = (
     "local.frozen",
@@ -94,6 +96,7 @@ class Injector:
     def count(self, kind: str) -> None:
         """A fault of this kind did something."""
         self.fired[kind] = self.fired.get(kind, 0) + 1
+        self._cluster.probes.hit(f"fault.{kind}")
 
 
 if TYPE_CHECKING:
@@ -105,7 +108,24 @@ if TYPE_CHECKING:
 
 
 def _crash_participant(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.crash_participant(fault.who, fault.for_ns)
+    return _now_or_at(cluster, fault, injector, lambda _: cluster.crash_participant(fault.who, fault.for_ns))
+
+
+def _now_or_at(cluster: SimulatedCluster, fault: Fault, injector: Injector, do: Callable[[str], bool]) -> bool:
+    """Do it now, or when somebody passes the fault's point; whether it is done already."""
+
+    def strike(who: str) -> None:
+        # Behind the step in which the point lies: only a crash of the process itself may cut a step short.
+        cluster.world.at(cluster.world.now, injector._random, strike_now, who)  # noqa: SLF001 - one module
+
+    def strike_now(who: str) -> None:
+        if not cluster.healing and do(who):
+            injector.count(fault.kind)
+
+    if not fault.point:
+        return do("")
+    cluster.probes.arm(fault.point, fault.nth, strike)
+    return False
 
 
 def _crash_coordinator(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -172,13 +192,27 @@ def _pause(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
 
 
 def _pause_coordinator(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    life = cluster.log.leader if not fault.who else cluster.log.lives.get(fault.who)
-    if life is None or not life.alive or life.asleep is not None:
-        return False
-    life.suspend()
-    cluster.log.look()
-    cluster.world.after(fault.for_ns, injector._random, _wake_coordinator, cluster, life)  # noqa: SLF001 - one module
-    return True
+    def pause(who: str) -> bool:
+        life = cluster.log.leader if not fault.who else cluster.log.lives.get(fault.who)
+        if who:
+            life = cluster.log.lives.get(who)
+        if life is None or not life.alive or life.asleep is not None:
+            return False
+        life.suspend()
+        cluster.log.look()
+        random = injector._random  # noqa: SLF001 - one module
+        cluster.world.after(fault.for_ns, random, _wake_coordinator, cluster, life)
+        cluster.world.after(PATIENCE_NS, random, _unanswered, life)
+        return True
+
+    return _now_or_at(cluster, fault, injector, pause)
+
+
+def _unanswered(life: CoordinatorLife) -> None:
+    """Who is connected to a coordinator that has stopped gets no answer to pings, and looks for another one."""
+    if life.alive and life.asleep is not None:
+        for line in list(life.lines.values()):
+            line.cut("no answer to a ping")
 
 
 def _wake_coordinator(cluster: SimulatedCluster, life: object) -> None:
@@ -195,11 +229,14 @@ def _wake_coordinator(cluster: SimulatedCluster, life: object) -> None:
 
 
 def _leave(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    life = cluster.lives.get(fault.who)
-    if life is None or not life.alive or not life.member:
-        return False
-    life.enter(life.leave)
-    return True
+    def leave(_: str) -> bool:
+        life = cluster.lives.get(fault.who)
+        if life is None or not life.alive or not life.member:
+            return False
+        life.enter(life.leave)
+        return True
+
+    return _now_or_at(cluster, fault, injector, leave)
 
 
 # --- network ----------------------------------------------------------------------------------------------------------
@@ -492,6 +529,10 @@ def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.stop_in_order(fault.who)
 
 
+def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.half_open_control(fault.who)
+
+
 def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.drivers_stuck(fault.who)
 
@@ -548,6 +589,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "store-hang": _store_rate("hang"),
     "store-rot": (_rot, None),
     "store-rot-upload": _store_rate("rot_upload"),
+    "store-rot-manifest": _store_rate("rot_manifest"),
     "store-rot-read": _store_rate("rot_read"),
     "store-stale-list": (_stale_list, None),
     "disk-fsync": _store_rate("fsync_fails"),
@@ -557,8 +599,9 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "stop": (_stop, None),
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),
+    "half-open-control": (_half_open_control, None),
 }
 """Kind -> what begins it (whether it did anything), and what ends it after its length."""
 
-DRIVERS_ONLY: Final = ("stop", "stop-coordinator", "store-stuck")
+DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck")
 """Kinds that do nothing where the simulator itself is the driver: not drawn there."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from simulations.store import SimulatedStore
 
 _PAGE: Final = 512
-HOWS: Final = ("flip", "cut", "page", "old", "gone")
+HOWS: Final = ("flip", "flip", "cut", "page", "old", "gone")
 """One bit; the end is missing; a page of something else; an older object's bytes; no object at all."""
 
 
@@ -47,7 +47,9 @@ def damaged(random: Prng, how: str, data: bytes, older: Sequence[bytes]) -> byte
     if not data:
         return b"\0"
     found = bytearray(data)
-    found[random.below(len(found))] ^= 1 << random.below(8)
+    # Half of the flips near the beginning: where a pack has its chunks, and not its index, whose own digest covers it.
+    reach = len(found) if random.chance(1, 2) else len(found) // 4 + 1
+    found[random.below(reach)] ^= 1 << random.below(8)
     return bytes(found)
 
 

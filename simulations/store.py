@@ -78,8 +78,8 @@ class SimulatedStore:
         """Chances in 1,000 that an operation is refused for a while (429, 503, 500)."""
         self.hang = 0
         """Chances in 1,000 that a put gets no answer, and arrives later or never."""
-        self.rot_upload = self.rot_read = 0
-        """Chances in 1,000 that an object is spoiled while it is written, or read."""
+        self.rot_upload = self.rot_manifest = self.rot_read = 0
+        """Chances in 1,000 that an object, or a manifest only, is spoiled while it is written; or any while it is read."""
         self.fsync_fails = 0
         self.die_in_put = 0
         """Chances in 1,000 of each system call (disk only)."""
@@ -249,8 +249,11 @@ class SimulatedStore:
         self._look(key, data)
         if spoiled and error is None:
             self._probes.hit("store.repaired")
-        if created and self.rot_upload and self._rot_random.chance(self.rot_upload, 1000):
+        rot = max(self.rot_upload, self.rot_manifest if key.startswith(EPOCHS_PREFIX) else 0)
+        if created and rot and self._rot_random.chance(rot, 1000):
             self.spoil(key)
+            # Torn in the middle: nobody says that all is well.
+            unheard = unheard or bool(self._rot_random.chance(1, 3))
         if error is None and unheard:
             self._probes.hit("store.timeout_after_success")
             lost = StoreError("put", key, "no answer", errno_name="ETIMEDOUT", definite=False)
@@ -372,7 +375,7 @@ class SimulatedStore:
     def heal(self) -> None:
         """No faults any more."""
         self.fail = self.unheard = self.slow = self.fsync_fails = self.die_in_put = 0
-        self.busy = self.hang = self.rot_upload = self.rot_read = 0
+        self.busy = self.hang = self.rot_upload = self.rot_manifest = self.rot_read = 0
         self.down.clear()
 
 

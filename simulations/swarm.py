@@ -61,6 +61,9 @@ LIKELIHOODS: Final = (
 )
 BROKER_ONLY: Final = ("duplicate", "reorder", "lose")
 STREAM_ONLY: Final = ("half-open",)
+GROUP_ONLY: Final = ("depose", "split-leader", "log-install", "log-stale")
+FOUR_ONLY: Final = ("partition-ring",)
+"""In a ring of three everybody is a neighbour."""
 DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
 _CLOCK_NS_MAX: Final = 3600 * SECOND
 _ABORT_AT: Final = (
@@ -69,6 +72,7 @@ _ABORT_AT: Final = (
     "reports.before_propose",
     "cut.before_assemble",
     "cut.assembled",
+    "seal.before_propose",
     "seal.before_propose",
     "seal.before_propose",
     "seal.applied",
@@ -141,16 +145,17 @@ def for_drivers(options: Options) -> None:
     options.interval_ns = max(options.interval_ns, 150 * MS)
 
 
-def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fault]:
+def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: bool = True) -> list[Fault]:
     """Faults for this world.
 
     Args:
         options: Of the run; their seed draws.
         kinds: Only these kinds, each of them on; None: by the swarm's rule.
+        force: With the crash at the seed's own point, where the rule has any mixture of faults.
     """
     chooser = stream(options.seed, "swarm")
     draw = chooser.below(100)
-    every = [kind for kind in sorted(KINDS) if kind not in DRIVERS_ONLY]
+    every = [kind for kind in sorted(KINDS) if kind not in DRIVERS_ONLY and _exists(kind, options)]
     if kinds is not None:
         on = list(kinds)
     elif draw < 5:
@@ -162,11 +167,11 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
         on = [kind for kind in every if chooser.chance(1, density)]
         if options.runtimes:
             on += [kind for kind in DRIVERS_ONLY if chooser.chance(1, 3)]
-    found: list[Fault] = forced(options) if kinds is None and draw >= 20 else []
+    found: list[Fault] = (
+        forced(options, POINTS[options.seed % len(POINTS)]) if force and kinds is None and draw >= 20 else []
+    )
     for kind in on:
-        if (options.broker and kind in STREAM_ONLY) or (not options.broker and kind in BROKER_ONLY):
-            continue
-        if not options.disk and kind in DISK_ONLY:
+        if not _exists(kind, options):
             continue
         random = stream(options.seed, f"faults:{kind}")
         found += [
@@ -176,20 +181,31 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
 
 
-def forced(options: Options) -> list[Fault]:
-    """A crash at a point of the protocol: seeds in a row take one after the other, early, so that it is surely passed.
+def _exists(kind: str, options: Options) -> bool:
+    """Whether this world has what such a fault hits."""
+    return not (
+        (options.broker and kind in STREAM_ONLY)
+        or (not options.broker and kind in BROKER_ONLY)
+        or (not options.disk and kind in DISK_ONLY)
+        or (options.coordinators == 1 and kind in GROUP_ONLY)
+        or (options.nodes < 4 and kind in FOUR_ONLY)
+    )
+
+
+def forced(options: Options, point: str) -> list[Fault]:
+    """A crash at this point of the protocol, early, so that it is surely passed.
 
     ``abort.*`` is passed in epochs that abort: an operator sees to it.
     """
     random = stream(options.seed, "forced")
-    point = POINTS[options.seed % len(POINTS)]
-    at = random.between(SECOND // 2, max(SECOND, options.faults_ns // 4))
+    at = random.between(SECOND // 4, max(SECOND // 2, options.faults_ns // 6))
     crash = Fault(kind="crash-at", at_ns=at, for_ns=log_uniform(random, 20 * MS, 4 * SECOND), point=point)
-    crash.nth = log_uniform(random, 1, 4)
-    if not point.startswith("abort"):
-        return [crash]
-    crash.nth = 1
-    return [crash, *(Fault(kind="abort", at_ns=at, point="order.sent", nth=nth) for nth in (1, 7, 19))]
+    if point.startswith("abort"):
+        asked = [Fault(kind="abort", at_ns=at, point="order.sent", nth=nth) for nth in (1, 7, 19)]
+        return [crash, *asked, *(Fault(kind="abort", at_ns=at, point="seal.before_propose", nth=nth) for nth in (1, 2))]
+    if not point.startswith(("journal.", "file.")):
+        crash.nth = log_uniform(random, 1, 4)
+    return [crash]
 
 
 def draw_run(seed: int, *, runtimes: bool = False) -> Run:
@@ -208,7 +224,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     fault = Fault(kind=kind, at_ns=random.between(SECOND // 2, options.faults_ns))
     fault.for_ns = log_uniform(random, 20 * MS, 8 * SECOND)
     fault.rate = log_uniform(random, 5, 500)
-    if kind in {"store-rot-upload", "store-rot-read"}:
+    if kind in {"store-rot-upload", "store-rot-manifest", "store-rot-read"}:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 10, 400)
     elif kind == "store-stale-list":
@@ -217,7 +233,8 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.other = random.pick(("", "out"))
     elif kind == "abort":
         fault.point = random.pick(_ABORT_AT)
-        fault.nth = log_uniform(random, 1, 12)
+        fault.nth = log_uniform(random, 1, 6)
+        fault.at_ns = random.between(SECOND // 2, max(SECOND, options.faults_ns // 2))
     elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
@@ -241,7 +258,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)
-    elif kind == "stop":
+    elif kind in {"stop", "half-open-control"}:
         fault.who = who
     elif kind == "stop-coordinator":
         fault.who = random.pick(("", *coordinators))
