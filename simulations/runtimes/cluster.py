@@ -44,7 +44,8 @@ class RuntimeCluster(SimulatedCluster):
         self.loops: list[DriverLoop] = []
         """Of all lives, for the end of the run."""
         self.knobs = Knobs(options.seed)
-        self._acting: Process | None = None
+        self.acting: Process | None = None
+        """Whose code runs now."""
         self._hanging: dict[str, int] = {}
         self.lost_threads: dict[tuple[str, int], int] = {}
         """(process, life) -> threads that never come back."""
@@ -56,15 +57,15 @@ class RuntimeCluster(SimulatedCluster):
     @contextmanager
     def acts(self, process: Process) -> Iterator[None]:
         """Code of this process runs."""
-        before, self._acting = self._acting, process
+        before, self.acting = self.acting, process
         try:
             yield
         finally:
-            self._acting = before
+            self.acting = before
 
     def _passed(self, point: str) -> None:
         """A driver passes a point of the protocol; it may die there."""
-        process = self._acting
+        process = self.acting
         if process is None or not process.alive:
             return
         self.probes.point(point, process.name)
@@ -92,7 +93,7 @@ class RuntimeCluster(SimulatedCluster):
 
     def unwind(self) -> None:
         """The run is over: nothing is left behind that the interpreter would complain about."""
-        self._acting = None
+        self.acting = None
         for life in [*self.lives.values(), *self.log.lives.values()]:
             life.die()
         for loop in self.loops:
@@ -155,7 +156,7 @@ class RuntimeCluster(SimulatedCluster):
         if life is None or knobs.store_seconds > 4 or knobs.store_threads < 6:
             return False
         key = (who, life.number)
-        if self.lost_threads.get(key, 0) >= LOST_MAX or not self._park_random.chance(1, 4):
+        if self.lost_threads.get(key, 0) >= LOST_MAX or not self._park_random.chance(1, 2):
             return False
         self.lost_threads[key] = self.lost_threads.get(key, 0) + 1
         return True
@@ -163,6 +164,15 @@ class RuntimeCluster(SimulatedCluster):
     def park(self, who: str, go_on: Callable[[], None]) -> None:
         """A thread hangs."""
         self._parked.append((who, go_on))
+
+    def half_open_control(self, name: str) -> bool:
+        """A participant's control connection carries nothing any more; its ends find out, each for itself."""
+        life = self.participant(name)
+        line = life.dialer.line if life is not None else None
+        if line is None:
+            return False
+        line.dead = True
+        return True
 
     def stop_in_order(self, name: str) -> bool:
         """A process is told to end ("": the leader's); a supervisor starts it again."""
@@ -208,7 +218,7 @@ class _TraceHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take it down."""
-        process = self._cluster._acting  # noqa: SLF001 - one module
+        process = self._cluster.acting
         if process is not None and process.alive:
             self._cluster.trace.note(process.now, process.name, f"log {record.levelname}", record.getMessage())
 

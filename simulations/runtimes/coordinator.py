@@ -151,6 +151,8 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         self.driver.life = self
         self.number = number
         self.stopping = False
+        self._hub_counts: dict[str, int] = {}
+        """Of the hub, as far as they are probes that were hit."""
 
     def die(self) -> None:
         """See `Process`."""
@@ -254,6 +256,10 @@ class RuntimeCoordinatorLife(CoordinatorLife):
 
     def _conversed(self, task: asyncio.Future[Any]) -> None:
         # As aiohttp: whoever's time was up, or whose peer is gone, is no defect.
+        for name, count in self.driver.hub.counts.items():
+            if count > self._hub_counts.get(name, 0):
+                self._hub_counts[name] = count
+                self.cluster.probes.hit(f"hub.{name}")
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Killed | TimeoutError | ConnectionError):
             self.loop.fail(error)

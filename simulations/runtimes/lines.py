@@ -38,6 +38,8 @@ class RuntimeLine(ControlLine):
         """Bytes that were handed over and not taken, upwards and downwards."""
         self._reason = ""
         self.probes = client.life.cluster.probes
+        self.dead = False
+        """Nothing crosses it any more, in either direction, and nobody is told: a path that forgot the connection."""
         self.client_gone = False
         """The participant has given up; the coordinator does not know."""
 
@@ -91,6 +93,9 @@ class RuntimeLine(ControlLine):
             self.probes.hit("control.half_gone")
             self.client.life.enter(self.client.line_lost, self, reason)
 
+    def _blocked(self) -> bool:
+        return self.dead or super()._blocked()
+
     # --- on the way ---------------------------------------------------------------------------------------------------
 
     def close_from_coordinator(self, reason: str) -> None:
@@ -99,6 +104,8 @@ class RuntimeLine(ControlLine):
 
     def unblocked(self) -> None:
         """A partition is over."""
+        if self.dead:
+            return
         super().unblocked()
         if self.client_gone:
             life = self.client.life

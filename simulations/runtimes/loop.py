@@ -46,8 +46,13 @@ class DriverLoop(SimulatedLoop):
         cluster.loops.append(self)
 
     def _step(self) -> None:
-        with self._cluster.acts(self._owner):
+        # As `acts`, spelled out: this is the hot path.
+        cluster = self._cluster
+        before, cluster.acting = cluster.acting, self._owner
+        try:
             super()._step()
+        finally:
+            cluster.acting = before
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """A callback that raised ends the run; what asyncio says of forgotten tasks when it collects them does not."""

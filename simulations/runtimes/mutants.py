@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,12 +47,12 @@ def orders_reversed(patcher: Patcher) -> None:
 
 
 def replaced_kept(patcher: Patcher) -> None:
-    """The hub does not close the older connection of a session."""
-    from coordinator.runtime.connections import CLOSE_REPLACED, Connection
+    """The hub keeps the older connection of a session, though the machine orders it closed, too."""
+    from coordinator.runtime.connections import CLOSE_ORDERED, CLOSE_REPLACED, Connection
 
     def make(close: Any) -> Any:  # noqa: ANN401 - the patched method
         def deaf(self: Connection, code: int, reason: str) -> None:
-            if code != CLOSE_REPLACED:
+            if code not in {CLOSE_ORDERED, CLOSE_REPLACED}:
                 close(self, code, reason)
 
         return deaf
@@ -86,18 +87,26 @@ def timer_kept(patcher: Patcher) -> None:
     patcher.method(Driver, "_set_timer", make)
 
 
-def slices_dropped(patcher: Patcher) -> None:
-    """Turns that did not fit into a slice wait until something else wakes the participant."""
-    from participant.runtime.pump import Pump
+def timer_unheard(patcher: Patcher) -> None:
+    """A participant's timer rings, and its machine is not told."""
+    from participant.runtime.participant import Participant
 
-    def make(run: Any) -> Any:  # noqa: ANN401 - the patched method
-        def forgetful(self: Pump) -> bool:
-            run(self)
-            return False
+    patcher.method(Participant, "_timer_fired", lambda _: lambda self: setattr(self, "_timer", None))
 
-        return forgetful
 
-    patcher.method(Pump, "run", make)
+def failure_unheard(patcher: Patcher) -> None:
+    """An upload that failed counts as done."""
+    from participant.runtime.uploader import Uploader
+    from protocol.errors import StoreError
+
+    def make(put: Any) -> Any:  # noqa: ANN401 - the patched method
+        async def content(self: Uploader, part: Any, key: str, data: bytes) -> None:  # noqa: ANN401 - as the method
+            with suppress(StoreError):
+                await put(self, part, key, data)
+
+        return content
+
+    patcher.method(Uploader, "_put", make)
 
 
 def lost_unsaid(patcher: Patcher) -> None:

@@ -172,7 +172,7 @@ class RuntimeParticipantLife(ParticipantLife):
         random = stream(options.seed, f"threads:{name}:{number}")
         self.loop.threads = SimulatedThreads(cluster, self, random, THREADS)
         self.boot_id = stream(options.seed, f"boot:{name}:{number}").next().to_bytes(8, "big").hex() * 2
-        dialer = SimulatedDialer(cluster, self)
+        dialer = self.dialer = SimulatedDialer(cluster, self)
         first = self.control_random.below(options.coordinators)
         names = cluster.log.names[first:] + cluster.log.names[:first]
         control = ControlClient(coordinators=[f"{each}:1" for each in names], token="", dialer=dialer)
