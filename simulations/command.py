@@ -33,9 +33,15 @@ def simulate() -> None:
 @simulate.command("run", epilog=EPILOG)
 @click.option("--seed", type=SEED, required=True, help="Draws options and faults.")
 @click.option("--nodes", type=click.IntRange(2, 16), help="Participants.")
-@click.option("--workload", type=click.Choice(["bank", "ring", "pipeline"]), help="What the agents do.")
 @click.option(
-    "--topology", type=click.Choice(["mesh", "ring", "line", "star", "random", "one-way"]), help="Who sends to whom."
+    "--workload",
+    type=click.Choice(["bank", "ring", "pipeline", "conversation", "growth", "hot-spot"]),
+    help="What the agents do.",
+)
+@click.option(
+    "--topology",
+    type=click.Choice(["mesh", "ring", "line", "star", "random", "one-way", "isolated"]),
+    help="Who sends to whom.",
 )
 @click.option("--faults", help='Only these kinds, separated by commas; "none" for none.')
 @click.option("--seconds", type=click.FloatRange(1, 3600), help="Virtual length of the phase with faults.")
@@ -65,12 +71,11 @@ def run_command(
     from simulations.replay_files import stored
     from simulations.swarm import draw_faults, draw_options, for_drivers
 
-    options = draw_options(seed)
+    options = draw_options(seed, workload)
     if runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes):
         for_drivers(options)
     changes: dict[str, Any] = {
         "nodes": nodes,
-        "workload": workload,
         "topology": topology,
         "faults_ns": None if seconds is None else int(seconds * 1e9),
         "steps_max": steps,

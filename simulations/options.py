@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FORMAT: Final = 1
-TOPOLOGIES: Final = ("mesh", "ring", "line", "star", "random", "one-way")
-"""``one-way``: not strongly connected, with a member that only sends."""
-WORKLOADS: Final = ("bank", "ring", "pipeline")
+TOPOLOGIES: Final = ("mesh", "ring", "line", "star", "random", "one-way", "isolated")
+"""``one-way``: not strongly connected, with a member that only sends and one that only receives; ``isolated``: a mesh, and a
+member without any channel."""
+WORKLOADS: Final = ("bank", "ring", "pipeline", "conversation", "growth", "hot-spot")
 
 
 LENGTH_MAX_NS: Final = 24 * 3600 * SECOND

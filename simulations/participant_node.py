@@ -10,9 +10,12 @@ memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from blake3 import blake3
 
 from participant.codec import MessageRegistry
+from participant.context import encode_envelope
 from participant.host import AgentHost
 from participant.machine import ParticipantMachine
 from participant.machine_events import (
@@ -28,6 +31,7 @@ from participant.machine_events import (
     FrameArrived,
     KeepLocal,
     LeaveRequested,
+    MessageIngested,
     PeerConnected,
     PeerDisconnected,
     RecordLocal,
@@ -39,9 +43,9 @@ from participant.machine_events import (
 )
 from participant.peers import ChannelLimits
 from participant.state import CutClock
-from protocol.errors import WireError
-from protocol.ids import Instant, ParticipantId
-from protocol.messages import LocalReport, Register
+from protocol.errors import Overloaded, Refused, WireError
+from protocol.ids import MESSAGE_ID_BYTES, AgentId, Instant, MessageId, ParticipantId
+from protocol.messages import Envelope, LocalReport, Register
 from simulations.control import ControlClient
 from simulations.prng import stream
 from simulations.uploads import Uploads
@@ -71,6 +75,13 @@ def channel_limits(options: Options) -> ChannelLimits:
     )
 
 
+OUTSIDE: Final = AgentId("outside/ingest")
+_LONG: Final = 100
+"""Messages of a mailbox that counts as long."""
+_MANY: Final = 30
+"""Messages of one channel state that counts as long."""
+
+
 class ParticipantLife(Process):
     """One life of a participant."""
 
@@ -91,6 +102,7 @@ class ParticipantLife(Process):
         self.boot_id = f"{name}-{number}"
         self.peers: dict[str, str] = {}
         self.member = False
+        self._ingested = 0
         self.ended = ""
         """Why this life ended by itself."""
         self._build()
@@ -117,7 +129,7 @@ class ParticipantLife(Process):
     def _build(self) -> None:
         """Make the parts of this life."""
         cluster = self.cluster
-        registry = MessageRegistry.of_agents(self.agents, cluster.workload.messages)
+        self.registry = registry = MessageRegistry.of_agents(self.agents, cluster.workload.messages)
         self.cut_clock = CutClock()
         self.hosts = [AgentHost(agent, registry, self.cut_clock) for agent in self.agents]
         self.machine = ParticipantMachine(
@@ -190,6 +202,35 @@ class ParticipantLife(Process):
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
         """A message was put aside, or an agent stopped."""
         self.cluster.workload.put_aside(self, outcome)
+
+    # --- from outside -------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """What the limit on outside input looks at."""
+        return self.machine.outgoing_bytes + self.machine.unrouted_bytes + self.pump.mailbox_bytes
+
+    def ingest(self, agent: str, message: object) -> Overloaded | Refused | None:
+        """As `Participant.ingest_nowait`: outside input to an agent anywhere.
+
+        Returns:
+            Why it is refused; None: it was accepted.
+        """
+        if not self.member or self.machine.leaving:
+            return Refused("leaving", f"{self.name} takes no input")
+        limit = self.cluster.workload.in_flight_bytes_max
+        if self.in_flight_bytes > limit:
+            return Overloaded(f"{self.in_flight_bytes} bytes are in flight at {self.name}; the limit is {limit}")
+        name, version, body = self.registry.encode(message)
+        identity = blake3(f"{self.boot_id} {self._ingested}".encode()).digest(length=MESSAGE_ID_BYTES)
+        envelope = Envelope(MessageId(identity), OUTSIDE, AgentId(agent), name, version, body)
+        data = encode_envelope(envelope)
+        refusal = self.machine.refusal(agent, len(data))
+        if refusal is None:
+            self._ingested += 1
+            self.ghost.ingested((envelope, data))
+            self.step(MessageIngested((envelope, data)), identity)
+        return refusal
 
     # --- from the network ---------------------------------------------------------------------------------------------
 
@@ -279,17 +320,35 @@ class ParticipantLife(Process):
     def _record_local(self, effect: RecordLocal) -> None:
         self.ghost.cut(effect)
         self.cluster.trace.note(self.now, self.name, "RecordLocal", effect.epoch, b"%d" % effect.epoch)
+        self.probe_cut()
         self.uploads.freeze(effect)
 
-    def _channels_recorded(self, effect: ChannelsRecorded) -> None:
+    def probe_cut(self) -> None:
+        """The local state is recorded now: is it a rare one?"""
+        probe = self.cluster.probes.hit
+        for host in self.hosts:
+            if host.turn is not None:
+                probe("cut.inside_turn")
+            if len(host.mailbox) >= _LONG:
+                probe("cut.long_mailbox")
+
+    def probe_channels(self, effect: ChannelsRecorded) -> None:
+        """The channel states are recorded."""
+        probe = self.cluster.probes.hit
         if sum(1 for channel in effect.channels if channel.items) >= 2:
-            self.cluster.probes.hit("cut.two_channels_in_flight")
+            probe("cut.two_channels_in_flight")
+        if any(len(channel.items) >= _MANY for channel in effect.channels):
+            probe("cut.long_channel")
+
+    def _channels_recorded(self, effect: ChannelsRecorded) -> None:
+        self.probe_channels(effect)
         self.uploads.channels_recorded(effect)
 
     def _drop_local(self, effect: DropLocal) -> None:
         self.uploads.drop(effect.epoch)
 
     def _keep_local(self, effect: KeepLocal) -> None:
+        self.ghost.kept = max(self.ghost.kept, int(effect.epoch))
         self.uploads.keep(effect.epoch)
 
     def _announce_epoch(self, effect: AnnounceEpoch) -> None:
@@ -313,7 +372,7 @@ class ParticipantLife(Process):
         if effect.first:
             self.member = True
             for host in self.hosts:
-                host.start_fresh(self.cluster.name)
+                host.start_fresh(self.cluster.name, self.machine.session)
             self.cluster.workload.begin(self)
             self.pump.start()
 

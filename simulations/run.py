@@ -108,6 +108,8 @@ def run(
         outcome.text = f"{type(error).__name__}: {error} at {where}"
     if cluster is not None and injector is not None:
         _fill(outcome, cluster, injector)
+    if cluster is not None:
+        cluster.workload.close()
     outcome.digest = trace.digest()
     if not outcome.ok:
         outcome.last = list(trace.last())
@@ -149,6 +151,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
         demand_commits(cluster, 1)
     cluster.demand_drivers()
     check_rot(cluster)
+    cluster.workload.judge_end(cluster)
 
 
 def _fill(outcome: Outcome, cluster: SimulatedCluster, injector: Injector) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from participant.packing import PIECE_BYTES
+from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
 from simulations.faults import DRIVERS_ONLY, KINDS, POINTS
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
@@ -81,8 +83,8 @@ _ABORT_AT: Final = (
 """Where an operator's abort is most awkward; "": at an instant. Points that the leader passes."""
 
 
-def draw_options(seed: int) -> Options:
-    """A world."""
+def draw_options(seed: int, workload: str | None = None) -> Options:
+    """A world; with this workload instead of the one that the seed draws."""
     random = stream(seed, "options")
     options = Options(
         seed=seed,
@@ -113,7 +115,26 @@ def draw_options(seed: int) -> Options:
     if random.chance(1, 12):
         options.recording_bytes_max = random.pick((64, 1024))
     _draw_knobs(options, stream(seed, "knobs"))
+    options.workload = workload or options.workload
+    fit_workload(options)
     return options
+
+
+def fit_workload(options: Options) -> None:
+    """What a workload needs in order to reach what it is there for."""
+    random = stream(options.seed, f"fit:{options.workload}")
+    if options.workload == "growth":
+        # Several chunks and packs of each part, but never so many that their puts take longer than an epoch may.
+        options.segment_bytes = random.pick((512, 1024, 4096, SEGMENT_TARGET_BYTES))
+        options.piece_bytes = random.pick((1024, 4096, PIECE_BYTES))
+        options.pack_bytes = random.pick((16 * KIB, 16 * KIB, PACK_TARGET_BYTES))
+        options.interval_ns = max(options.interval_ns, 400 * MS)
+        options.deadline_ns = max(options.deadline_ns, 4 * SECOND)
+        if random.chance(1, 4):
+            # Little changes between many epochs: overlays come together before the field is written anew.
+            options.burst, options.tick_ns, options.interval_ns = 1, 800 * MS, 400 * MS
+    elif options.workload == "hot-spot":
+        options.topology = random.pick(("star", "star", options.topology))
 
 
 def _draw_knobs(options: Options, random: Prng) -> None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from participant.runtime.pump import Pump
     from protocol.manifest import Manifest
     from protocol.ports import ObjectStore
+    from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
     from simulations.ghost import GhostLog
     from simulations.options import Options, Run
@@ -219,13 +220,13 @@ class UserWorkload(Workload):
         self._plan.put_aside.append(letter.reason)
         life.note(what, letter.reason)
 
-    def judge(self, cluster: SimulatedCluster, manifest: Manifest) -> None:
+    def judge(self, cluster: SimulatedCluster, reader: EpochReader) -> None:
         """Ask the invariants.
 
         Raises:
             Violation: One does not hold.
         """
-        plan = self._plan
+        plan, manifest = self._plan, reader.manifest
         if not plan.invariants or len(manifest.members) != len(cluster.participants):
             return
         lives = cluster.ghost.lives

@@ -628,7 +628,7 @@ class Participant:
         topology = effect.topology
         if effect.first:
             for host in self._hosts:
-                host.start_fresh(self.config.cluster)
+                host.start_fresh(self.config.cluster, self._machine.session)
             self._pump.start()
         self._tell(
             Member(session=self._machine.session, topology=topology.version, participants=topology.participants())

@@ -80,7 +80,7 @@ class Oracles:
         check_durable(cluster, reader)
         if self.judged % VERIFIED_EVERY == 1:
             check_verified(cluster, epoch, data, deep=cluster.options.deep)
-        cluster.workload.judge(cluster, manifest)
+        cluster.workload.judge(cluster, reader)
 
     def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
         """A replica has applied an entry."""

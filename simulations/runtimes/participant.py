@@ -10,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from participant.events import EpochAborted, EpochCommitted
-from participant.machine_events import ControlArrived, FrameArrived, TurnCommitted
+from participant.machine_events import ControlArrived, FrameArrived, MessageIngested, TurnCommitted
 from participant.runtime.control import ControlClient
 from participant.runtime.participant import Participant
-from protocol.errors import SnapshotError
+from protocol.errors import Overloaded, Refused, SnapshotError
 from protocol.ids import Instant
 from simulations.participant_node import ParticipantLife
 from simulations.prng import stream
@@ -104,6 +104,8 @@ class WatchedParticipant(Participant):
             self._event = (type(event.message).__name__, event.message, b"")
         else:
             self._event = (type(event).__name__, event, b"")
+            if isinstance(event, MessageIngested):
+                self._judged(self.life.ghost.ingested, event.message)
         super()._step(event)
         self._event = self._order = None
 
@@ -132,11 +134,16 @@ class WatchedParticipant(Participant):
         life = self.life
         self._judged(life.ghost.cut, effect)
         life.cluster.trace.note(life.now, life.name, "RecordLocal", effect.epoch, b"%d" % effect.epoch)
+        life.probe_cut()
         super()._record_local(effect)
 
+    def _keep_local(self, effect: Any) -> None:  # noqa: ANN401 - as its base
+        ghost = self.life.ghost
+        ghost.kept = max(ghost.kept, int(effect.epoch))
+        super()._keep_local(effect)
+
     def _channels_recorded(self, effect: Any) -> None:  # noqa: ANN401 - as its base
-        if sum(1 for channel in effect.channels if channel.items) >= 2:
-            self.life.cluster.probes.hit("cut.two_channels_in_flight")
+        self.life.probe_channels(effect)
         super()._channels_recorded(effect)
 
     def _announce_epoch(self, effect: Any) -> None:  # noqa: ANN401 - as its base
@@ -186,6 +193,7 @@ class RuntimeParticipantLife(ParticipantLife):
             messages=cluster.workload.messages,
             max_concurrent_epochs=max(2, options.max_concurrent),
             recording_bytes_max=options.recording_bytes_max,
+            in_flight_bytes_max=cluster.workload.in_flight_bytes_max,
             control=control,
             wire=SimulatedTransport(cluster, self),
             clock=ProcessClock(self),
@@ -240,6 +248,16 @@ class RuntimeParticipantLife(ParticipantLife):
         """See `Process`."""
         super().die()
         self.loop.drop()
+
+    def ingest(self, agent: str, message: object) -> Overloaded | Refused | None:
+        """See `ParticipantLife`: the product's own."""
+        with self.loop.entered():
+            try:
+                self.participant.ingest_nowait(agent, message)
+            except (Overloaded, Refused) as refusal:
+                return refusal
+        self.loop.check()
+        return None
 
     # --- from the network, and from faults ----------------------------------------------------------------------------
 

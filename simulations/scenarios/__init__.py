@@ -54,6 +54,7 @@ def play(scenario: Scenario) -> None:
         try:
             _play(scenario, each, cluster, injector)
         finally:
+            cluster.workload.close()
             if plan is not None:
                 plan.end_run()
 
@@ -73,6 +74,7 @@ def _play(scenario: Scenario, each: Run, cluster: SimulatedCluster, injector: In
         demand_quiet(cluster)
         demand_commits(cluster, 1)
     check_rot(cluster)
+    cluster.workload.judge_end(cluster)
 
 
 def _options(seed: int, **changes: object) -> Options:
