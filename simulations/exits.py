@@ -24,6 +24,7 @@ EPILOG_WORK: Final = (
     "Exit codes: 0 done, also if the run fails; 70 the simulator itself raised; 2 wrong usage or file, 3 no such file or test, "
     "6 there is nothing to do."
 )
+EPILOG_MUTANTS: Final = "Exit codes: 0 each is caught, 1 one is not; 70 the simulator itself raised; 2 wrong usage."
 
 
 def exit_of(kinds: set[str]) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from coordinator.cli.exits import Exit, Failure
-from simulations.exits import EPILOG_WORK
+from simulations.exits import EPILOG_MUTANTS, EPILOG_WORK
 
 if TYPE_CHECKING:
     from simulations.options import Run
@@ -18,7 +18,7 @@ TABLE_BEGIN: Final = "<!-- mutants: begin -->"
 TABLE_END: Final = "<!-- mutants: end -->"
 
 
-@click.command("mutants")
+@click.command("mutants", epilog=EPILOG_MUTANTS)
 @click.option("--seeds", type=click.IntRange(1), default=2000, show_default=True, help="Seeds for each, at most.")
 @click.option("--only", multiple=True, help="Only this one; may be repeated.")
 @click.option(

@@ -181,7 +181,7 @@ def find_root(file: Path, test: str) -> Path | None:
     place = file.absolute().parent
     here = Path.cwd()
     path = PurePosixPath(name)
-    if not name.endswith(".py") or path.is_absolute() or name.startswith("-"):
+    if not name.endswith(".py") or path.is_absolute() or ".." in path.parts or name.startswith("-"):
         return None
     candidates = (*place.parents[:1], place, *place.parents, here, *here.parents)
     return next((folder for folder in candidates if (folder / name).is_file()), None)
