@@ -227,7 +227,10 @@ class ParticipantMachine(Channels):
     @property
     def flush_wanted(self) -> bool:
         """Whether a flush would do anything."""
-        return bool(self._dirty) or min(self._channels_due, self._epochs.next_deadline) < self._timer_at
+        if self._dirty:
+            return True
+        timer_at = self._timer_at
+        return self._epochs.next_deadline < timer_at or self._channels_due < timer_at
 
     def _timer_fired(self, now: Instant, out: list[Effect]) -> None:
         self._timer_at = NEVER

@@ -167,7 +167,14 @@ class ParticipantLife(Process):
         """Have `_tick` run soon, if it has anything to do: after most events it has not."""
         if not self._tick_due and self.alive and (self.pump.busy or self.machine.flush_wanted):
             self._tick_due = True
-            self.world.at(self.now, self.random, self.enter, self._tick)
+            world = self.world
+            if self.now > world.now:
+                world.at(self.now, self.random, self.enter, self._tick)
+            else:
+                world.soon(self.random, self._enter_tick)
+
+    def _enter_tick(self) -> None:
+        self.enter(self._tick)
 
     def _tick(self) -> None:
         self._tick_due = False

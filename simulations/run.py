@@ -151,6 +151,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
         demand_commits(cluster, 1)
     cluster.demand_drivers()
     check_rot(cluster)
+    cluster.oracles.history.check_replicas()
     cluster.workload.judge_end(cluster)
 
 

@@ -124,6 +124,11 @@ class SimulatedStore:
         return self._disk.find_durable(f"{self._cluster}/{key}")
 
     @property
+    def now(self) -> StoreView:
+        """All that is visible, whenever it is looked at, as it is."""
+        return StoreView(self.visible, lambda: self._keys(durable=False))
+
+    @property
     def meant(self) -> StoreView:
         """All that is visible, whenever it is looked at, spoiled objects as they were written: what an epoch means."""
         return StoreView(self.visible, lambda: self._keys(durable=False), self.spoiled.meant)

@@ -24,7 +24,7 @@ _MAY_FOLLOW: Final = {
     "committed": ("committed",),
     "aborted": ("aborted",),
 }
-DIGEST_EVERY: Final = 16
+DIGEST_EVERY: Final = 64
 """Entries between two comparisons of the replicas' digests: a dump of the ledger costs more than an entry."""
 
 
@@ -79,6 +79,19 @@ class EpochHistory:
             self._epoch_changed(coordinator, int(command.get("epoch") or result["epoch"]))
         for number in result.get("aborted", ()):  # a member was lost
             self._epoch_changed(coordinator, int(number))
+
+    def check_replicas(self) -> None:
+        """At the end: replicas that have applied the same entries are the same.
+
+        Raises:
+            Violation: I21.
+        """
+        digests: dict[int, str] = {}
+        for coordinator in self._cluster.log.lives.values():
+            if coordinator.alive:
+                found = coordinator.ledger.digest()
+                if digests.setdefault(coordinator.applied, found) != found:
+                    raise Violation("I21", f"replicas differ after entry {coordinator.applied}")
 
     def _epoch_changed(self, coordinator: CoordinatorLife, number: int) -> None:
         ledger = coordinator.ledger

@@ -14,7 +14,7 @@ from protocol.digests import manifest_key, pack_key, snapshot_key
 from protocol.documents import decode_manifest
 from protocol.errors import SnapshotError, StoreError
 from protocol.reading import EpochReader
-from protocol.verify import verify_epoch
+from protocol.verify import Verifier, verify_epoch
 from simulations.oracles.channel_states import check_channel_states
 from simulations.violations import Violation
 
@@ -69,8 +69,9 @@ def check_rot(cluster: SimulatedCluster) -> None:
         _check_found(cluster, epoch, _spoiled_of(cluster, epoch))
         _check_not_silent(cluster, epoch)
     whole = [epoch for epoch in _committed(cluster) if epoch not in damaged]
+    verifier = Verifier(cluster.store.now, cluster.keys, stop_at_first=True)
     for epoch in whole[-LOOKED_AT:]:
-        report = verify_epoch(cluster.store.objects, epoch, cluster.keys, stop_at_first=True)
+        report = verifier.verify(epoch)
         if not report.ok:
             first = report.findings[0]
             raise Violation("I14", f"epoch {epoch} has no spoiled object, but {first.kind} {first.key}: {first.detail}")
@@ -98,7 +99,7 @@ def _spoiled_of(cluster: SimulatedCluster, epoch: int) -> list[str]:
 
 
 def _check_found(cluster: SimulatedCluster, epoch: int, spoiled: list[str]) -> None:
-    report = verify_epoch(cluster.store.objects, epoch, cluster.keys)
+    report = verify_epoch(cluster.store.now, epoch, cluster.keys)
     named = {finding.key for finding in report.findings}
     # A manifest that is not the right one may lead to others' objects; what it led to is then nobody's to name.
     wanted = spoiled[:1] if spoiled[0] == manifest_key(epoch) else spoiled

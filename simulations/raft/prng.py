@@ -47,6 +47,11 @@ class Prng:
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         return (z ^ (z >> 31)) % denominator < numerator
 
+    def tie(self) -> int:
+        """A draw that only has to order events of one instant: one step of the stream, 16 bits, mixed once."""
+        self._state = z = (self._state + 0x9E3779B97F4A7C15) & _MASK
+        return ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 >> 48) & 0xFFFF
+
     def pick(self, items: Sequence[_Item]) -> _Item:
         """One of a non-empty sequence."""
         return items[self.below(len(items))]
