@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from participant.events import ParticipantEvent
     from participant.failure import DeadLettered, Stopped
-    from participant.machine_events import Effect, EnterTopology, Event
+    from participant.machine_events import Effect, EnterTopology, Event, LocalFailed, LocalPersisted
     from participant.runtime.pump import Pump
     from protocol.messages import ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
@@ -120,6 +120,20 @@ class WatchedParticipant(Participant):
         self._judged(self.life.ghost.sent, sends)
         self._event = (TurnCommitted.__name__, sends, sends[-1][0].id)
         super().turn_committed(sends)
+
+    def local_persisted(self, event: LocalPersisted) -> None:
+        """See `Participant`."""
+        self._look_at_retries()
+        super().local_persisted(event)
+
+    def local_failed(self, event: LocalFailed) -> None:
+        """See `Participant`."""
+        self._look_at_retries()
+        super().local_failed(event)
+
+    def _look_at_retries(self) -> None:
+        if self._uploader.statistics()["capture_store_retries"]:
+            self.life.cluster.probes.hit("upload.retried")
 
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
         """See `Participant`."""

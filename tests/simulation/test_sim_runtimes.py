@@ -59,7 +59,7 @@ def test_a_replay_file_of_drivers_is_the_same_run():
     ("name", "seeds", "caught_by"),
     [
         ("unheard-report", 20, {"I12"}),
-        ("effects-reversed", 20, {"I1", "I6", "P1"}),
+        ("effects-reversed", 20, {"I1", "I6", "P1", "L1", "L2", "L3"}),
         ("orders-reversed", 20, {"L1", "L2", "L3"}),
         ("replaced-kept", 20, {"L7"}),
         ("timer-kept", 20, {"L1", "L2", "L3"}),
