@@ -61,6 +61,19 @@ format: $(STAMP) ## put all files into the project's format and mend what the li
 .PHONY: test
 test: $(STAMP) debian ## all tests (PYTEST_ARGS="tests/unit -k frame" for some)
 	$(PY) -m pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
+	@if [ -z "$(PYTEST_ARGS)" ]; then $(MAKE) --no-print-directory new-seeds; fi
+
+# Other seeds each time: the time in seconds tells which, so that no two runs share any. A seed that fails is
+# printed with the command that runs it again; what it found is then kept in tests/simulation/regress.
+NEW_SEEDS_SECONDS ?= 60
+.PHONY: new-seeds
+new-seeds: $(STAMP) ## seeds that nobody has run before, for a minute (NEW_SEEDS_SECONDS=600 for more)
+	@first=$$(( $$(date +%s) * 100000 )); echo "new seeds, from $$first on, for $(NEW_SEEDS_SECONDS) s"; \
+	$(VENV)/bin/cleancut simulate sweep --seeds $$first..$$(( first + 99999 )) --seconds $(NEW_SEEDS_SECONDS) --jobs 2 --stop-at 1
+
+.PHONY: sweep
+sweep: $(STAMP) ## a long sweep: every kind of fault, every point, every rare state (SWEEP_ARGS="--seeds 0..99999 --jobs 8")
+	@$(VENV)/bin/cleancut simulate sweep --probes $(or $(SWEEP_ARGS),--seeds 0..1999 --jobs 2)
 
 .PHONY: debian
 debian: # Programs that tests start as their children; installed where that is allowed.

@@ -47,8 +47,12 @@ class StoreFence:
 
     def raise_to(self, incarnation: int, epoch: int) -> None:
         """See `Fence`."""
-        document = {"cluster": self._cluster, "epoch": epoch, "incarnation": incarnation}
-        self._store.put(fence_key(incarnation), canonical_json(document))
+        self._store.put(fence_key(incarnation), fence_document(self._cluster, incarnation))
+
+
+def fence_document(cluster: str, incarnation: int) -> bytes:
+    """What the store's fence object holds: the same for every leader that raises it."""
+    return canonical_json({"cluster": cluster, "incarnation": incarnation})
 
 
 def read_epoch_from_store(epoch: int, manifest: str, store: ObjectStore) -> EpochRead | EpochUnreadable:

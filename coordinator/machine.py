@@ -166,11 +166,15 @@ class Leader:
         if isinstance(event, MessageArrived) and self._is_small_talk(event, now):
             return self._desk.take_effects()
         self._take(event, now)
-        self._desk.out.extend(self._desk.proposals.retries(now))
+        desk = self._desk
+        if len(desk.proposals):
+            desk.out.extend(desk.proposals.retries(now))
         if self._active:
             self._keep(now)
-        self._arm_timer(now)
-        return self._desk.take_effects()
+            self._arm_timer(now)
+        elif len(desk.proposals):
+            self._arm_timer(now)
+        return desk.take_effects()
 
     def _is_small_talk(self, event: MessageArrived, now: Instant) -> bool:
         """Heartbeats and progress: most of what arrives; nothing has to be looked at after them."""

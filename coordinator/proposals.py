@@ -95,6 +95,8 @@ class Proposals:
 
     def retries(self, now: Instant) -> list[Propose]:
         """The attempts that are due."""
+        if not self._by_number:
+            return []  # nearly always, and asked at each event
         due = [each for each in self._by_number.values() if each.retry_at is not None and each.retry_at <= now]
         for proposal in due:
             proposal.retry_at = None
@@ -102,6 +104,8 @@ class Proposals:
 
     def next_retry(self) -> Instant | None:
         """When `retries` will have something."""
+        if not self._by_number:
+            return None
         return min((each.retry_at for each in self._by_number.values() if each.retry_at is not None), default=None)
 
     def clear(self) -> list[str]:

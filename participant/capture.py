@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from participant.forms import container_header
-from participant.packing import Chunk, ChunkWriter, Pack
+from participant.packing import PRODUCTION, Chunk, ChunkWriter, EncodingLimits, Pack
 from participant.schema import ENCODER
-from participant.segments import PIECE_BYTES, SavedCell, encode_cell
+from participant.segments import SavedCell, encode_cell
 from protocol.errors import LocalProtocolError
 from protocol.items import message_count
 from protocol.manifest import AgentSnapshot, ChunkRef, FieldRef, IncomingCut, LocalSnapshot, OutgoingCut
@@ -75,10 +75,12 @@ class Capturer:
 
     Args:
         clock: The participant's cuts, shared by all its hosts.
+        limits: Sizes in which state is written.
     """
 
-    def __init__(self, clock: CutClock) -> None:
+    def __init__(self, clock: CutClock, limits: EncodingLimits = PRODUCTION) -> None:
         self._clock = clock
+        self.limits = limits
         self._saved: dict[str, _SavedAgent] = {}
         self._since = 0
         """The cut of the newest committed epoch, 0: none."""
@@ -200,7 +202,7 @@ class Frozen:
         self._unrouted = unrouted
         self._unrouted_chunks: tuple[Chunk, ...] = ()
         self._now = now
-        self._writer = ChunkWriter()
+        self._writer = ChunkWriter(capturer.limits)
         self._mailboxes: dict[str, tuple[tuple[Chunk, ...], ...]] = {}
         """Mailbox, timers, outputs, finished steps, questions."""
         self._channels: dict[str, tuple[Chunk, ...]] = {}
@@ -322,8 +324,8 @@ class Frozen:
             outputs = yield from self._steps(_array(held, self._writer, len(agent.outputs)))
             steps = map(ENCODER.encode, agent.journal)
             journal = yield from self._steps(_array(steps, self._writer, len(agent.journal)))
-            waiting = map(ENCODER.encode, agent.questions)
-            questions = yield from self._steps(_array(waiting, self._writer, len(agent.questions)))
+            asked = map(ENCODER.encode, agent.questions)
+            questions = yield from self._steps(_array(asked, self._writer, len(agent.questions)))
             self._mailboxes[host.id] = (mailbox, timers, outputs, journal, questions)
         return worked
 
@@ -424,10 +426,11 @@ def _joined_parts(
     chunks: list[Chunk] = []
     waiting = [header]
     size = len(header)
+    piece_bytes = writer.limits.piece_bytes
     for part in parts:
         waiting.append(part)
         size += len(part)
-        if size >= PIECE_BYTES:
+        if size >= piece_bytes:
             chunks.append(writer.put(b"".join(waiting), {}))
             waiting, size = [], 0
             yield

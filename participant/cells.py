@@ -28,6 +28,16 @@ LIVE_KEPT_IN_TURN: Final = 1_024
 """The same while something reads through all keys."""
 
 
+def _is_just(value: Any, plain: type | None) -> bool:  # noqa: ANN401 - any value
+    """Whether `Schema.check_plain` has nothing to say: asked first, because its message takes longer than all the rest."""
+    given = type(value)
+    if given is not plain:
+        return False
+    if given is int:
+        return bool(INT_MIN <= value <= INT_MAX)
+    return given is not str or value.isascii()
+
+
 class PlainCell(Cell):
     """A `value` of int, str, bool, float or bytes: kept as it is."""
 
@@ -258,12 +268,15 @@ class KeyedState(Cell, MutableMapping[K, V]):
         if not state.in_turn():
             state.refuse_write(self.name)
         schema = self.key_schema
-        checked = schema.check_plain(key, state.agent_id, f"key {step_into(self.name, key)}") if schema.plain else key
-        if not schema.plain:
-            schema.save(key, state.agent_id, f"key {step_into(self.name, key)}")
+        checked = key
+        if not _is_just(key, schema.plain):
+            if schema.plain:
+                checked = schema.check_plain(key, state.agent_id, f"key {step_into(self.name, key)}")
+            else:
+                schema.save(key, state.agent_id, f"key {step_into(self.name, key)}")
         if self.form is None:
-            plain = cast("Keyed[K, V]", self.spec).schema
-            if type(value) is not plain.plain or plain.plain is int or plain.plain is str:
+            plain = self.spec.schema
+            if not _is_just(value, plain.plain):
                 value = plain.check_plain(value, state.agent_id, step_into(self.name, key))
         elif not (self.mutable and self.writes.get(checked, MISSING) is value):
             self.encodings[checked] = self.form.save(value, state.agent_id, step_into(self.name, key))

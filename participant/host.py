@@ -356,9 +356,15 @@ class AgentHost:
             for name in (registered.name, *registered.old_names):
                 self._dispatch[name, registered.version] = (registered.schema.decode, entry)
 
-    def start_fresh(self, cluster: str) -> None:
-        """Have `on_start` called as the first turn; for an agent that was not restored."""
-        identity = blake3(f"{START_TYPE}\0{cluster}\0{self.id}".encode()).digest(length=MESSAGE_ID_BYTES)
+    def start_fresh(self, cluster: str, session: int = 0) -> None:
+        """Have `on_start` called as the first turn; for an agent that was not restored.
+
+        Args:
+            cluster: Its name.
+            session: In which the agent begins. An agent that begins anew among others that go on does other work: were the
+                ids of its messages those of before, whoever hears from it again would take them for the same.
+        """
+        identity = blake3(f"{START_TYPE}\0{cluster}\0{self.id}\0{session}".encode()).digest(length=MESSAGE_ID_BYTES)
         envelope = Envelope(identity, self.id, self.id, START_TYPE, 1, b"\xc0")
         self.mailbox.appendleft((envelope, encode_envelope(envelope)))
 

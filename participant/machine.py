@@ -58,7 +58,7 @@ from participant.machine_events import (
     TurnCommitted,
 )
 from participant.machine_restore import Entrance
-from participant.peers import Peer
+from participant.peers import PRODUCTION, Peer
 from protocol.errors import ConfigError
 from protocol.ids import Epoch, Incarnation, Instant, ParticipantId, Session, Term, TopologyVersion
 from protocol.items import (
@@ -113,6 +113,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from participant.machine_events import Effect, Event
+    from participant.peers import ChannelLimits
     from protocol.messages import ToParticipant
     from protocol.snapshot import Effect as SnapshotEffect
     from protocol.snapshot import Event as SnapshotEvent
@@ -129,6 +130,7 @@ class ParticipantMachine(Channels):
         recording_bytes_max: int = RECORDING_BYTES_MAX,
         entered: int = 0,
         has_disk: bool = False,
+        channel_limits: ChannelLimits = PRODUCTION,
     ) -> None:
         """A participant that has not registered yet.
 
@@ -138,8 +140,9 @@ class ParticipantMachine(Channels):
             recording_bytes_max: In-flight bytes that one epoch may record here.
             entered: Highest incarnation that an earlier life entered, from its disk.
             has_disk: The driver keeps that number; without a disk, sessions alone keep lives apart.
+            channel_limits: Sizes and times of its channels.
         """
-        super().__init__(participant, _COUNTERS)
+        super().__init__(participant, _COUNTERS, channel_limits)
         self.term = Term(0)
         self.leaving = False
         self._max_concurrent_epochs = max_concurrent_epochs
@@ -259,7 +262,10 @@ class ParticipantMachine(Channels):
     @property
     def flush_wanted(self) -> bool:
         """Whether a flush would do anything."""
-        return bool(self._dirty) or min(self._channels_due, self._epochs.next_deadline) < self._timer_at
+        if self._dirty:
+            return True
+        timer_at = self._timer_at
+        return self._epochs.next_deadline < timer_at or self._channels_due < timer_at
 
     def _timer_fired(self, now: Instant, out: list[Effect]) -> None:
         self._timer_at = NEVER
@@ -446,7 +452,7 @@ class ParticipantMachine(Channels):
             sends, receives = other in to, other in from_
             peer = before.get(other)
             if peer is None or peer.session != member.session:
-                peer = Peer(me, other, Session(member.session), sends=sends, receives=receives)
+                peer = Peer(me, other, Session(member.session), sends=sends, receives=receives, limits=self._limits)
                 self._feed(ChannelOpened(channel=peer.incoming), now, out)
                 self._feed(ChannelOpened(channel=peer.outgoing), now, out)
                 if other in self._connected:

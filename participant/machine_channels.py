@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from participant.machine_events import DeadLetter, DeliverToAgents, SendFrame
-from participant.peers import Peer
+from participant.peers import PRODUCTION, Peer
 from protocol.errors import MalformedFrame, Overloaded, Refused, RemoteProtocolError
 from protocol.ids import AgentId, Incarnation, Session
 from protocol.items import (
@@ -27,9 +27,7 @@ from protocol.items import (
 )
 from protocol.limits import (
     ACK_DELAY_NS,
-    CHANNEL_WINDOW_BYTES,
     MESSAGE_BYTES_MAX,
-    PARKED_FRAMES_BYTES_MAX,
     UNROUTED_BYTES_MAX,
     UNROUTED_MESSAGES_MAX,
 )
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from participant.machine_events import Delivery, Effect
+    from participant.peers import ChannelLimits
     from protocol.channel import OutFrame
     from protocol.ids import Instant, ParticipantId
     from protocol.snapshot import Event as SnapshotEvent
@@ -51,8 +50,6 @@ NEVER: Final = 1 << 62
 """An instant that does not come."""
 _NOWHERE: Final = object()
 _pack_header: Final = Struct(">BI").pack
-_ACKNOWLEDGE_BYTES: Final = CHANNEL_WINDOW_BYTES // 4
-"""Received bytes after which an acknowledgement does not wait: the sender's window must not run dry."""
 _PARKED_OVERHEAD_BYTES: Final = 256
 """What one parked frame costs beyond its body."""
 
@@ -64,8 +61,11 @@ class Channels:
 
     _snapshot: SnapshotMachine
 
-    def __init__(self, participant: ParticipantId, counters: Iterable[str]) -> None:
+    def __init__(self, participant: ParticipantId, counters: Iterable[str], limits: ChannelLimits = PRODUCTION) -> None:
         self.participant = participant
+        self._limits = limits
+        self._acknowledge_bytes = limits.window_bytes // 4
+        """Received bytes after which an acknowledgement does not wait: the sender's window must not run dry."""
         self.session = Session(0)
         self.incarnation = Incarnation(0)
         self.topology: Topology | None = None
@@ -177,7 +177,7 @@ class Channels:
             if timeout is not None and timeout < self._resend_at:
                 self._resend_at = timeout
         if receiving is not None and receiving.ack_due:
-            if peer.unacknowledged_bytes >= _ACKNOWLEDGE_BYTES:
+            if peer.unacknowledged_bytes >= self._acknowledge_bytes:
                 self._acknowledge(peer, out)
             elif peer.id not in self._acks:
                 self._acks[peer.id] = now + ACK_DELAY_NS
@@ -363,7 +363,7 @@ class Channels:
             or (peer is not None and header.source_session < peer.session)
         ):
             self._counts["frames_stale"] += 1
-        elif self._parked_bytes + len(body) > PARKED_FRAMES_BYTES_MAX or header.kind == KIND_ACK:
+        elif self._parked_bytes + len(body) > self._limits.parked_bytes or header.kind == KIND_ACK:
             self._counts["frames_dropped_early"] += 1
         else:
             self._parked.append((header, body))

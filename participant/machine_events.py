@@ -1,7 +1,7 @@
 """What enters a participant's machine and what it orders.
 
-Events are facts in the past tense, effects are orders. The events and effects of the message path are not frozen: one is
-made for every frame or turn, and a frozen dataclass takes four times as long to make.
+Events are facts in the past tense, effects are orders. Those of the message path and of the control connection are not
+frozen: one is made for every frame, turn or order, and a frozen dataclass takes four times as long to make.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class FrameArrived:
 # --- events: the rest -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class ControlArrived:
     """A message of the coordinators.
 
@@ -78,7 +78,7 @@ class PeerDisconnected:
     peer: ParticipantId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TimerFired:
     """The instant that `SetTimer` named has come, or an earlier one."""
 
@@ -106,7 +106,7 @@ class LocalFailed:
     """A sentence with agent, key path, type, errno: whatever applies."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LocalProgressed:
     """The phase ``encode`` of the local part is over; for blame and live views."""
 
@@ -273,7 +273,7 @@ class AnnounceEpoch:
     manifest: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SendControl:
     """Say it on the control connection of the moment; what must not be lost is said again after `Registered`."""
 

@@ -7,10 +7,11 @@ been written, and a large state still makes few packs and few fsyncs.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protocol.digests import digest, pack_key
-from protocol.limits import MIB, PACK_TARGET_BYTES
+from protocol.limits import KIB, MIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
 from protocol.manifest import ChunkRef
 from protocol.pack import PackBuilder
 
@@ -25,6 +26,24 @@ PACK_CHUNKS_MAX: Final = 8_192
 """Chunks of one pack: to tell each of them its pack is one step."""
 PACK_SHARE: Final = 64
 """A pack is finished at this part of the uncompressed bytes so far: memory for packs stays below 2 % of the state."""
+PIECE_BYTES: Final = 64 * KIB
+"""Large values are cut into pieces of this size: one slice's work, and what an append to a long text rewrites."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodingLimits:
+    """Sizes in which state is written. Those of production are the defaults; whoever tests goes to the edges."""
+
+    segment_bytes: int = SEGMENT_TARGET_BYTES
+    """A segment of keyed state is closed at about this size."""
+    piece_bytes: int = PIECE_BYTES
+    pack_bytes_min: int = PACK_BYTES_MIN
+    pack_bytes: int = PACK_TARGET_BYTES
+    """A pack is finished at about this size, whatever its share is."""
+    pack_chunks: int = PACK_CHUNKS_MAX
+
+
+PRODUCTION: Final = EncodingLimits()
 
 
 class Chunk:
@@ -56,9 +75,10 @@ class Pack(NamedTuple):
 class ChunkWriter:
     """Collects the new chunks of one epoch; a chunk is written once."""
 
-    __slots__ = ("_builder", "_new", "_waiting", "ready", "written_bytes")
+    __slots__ = ("_builder", "_new", "_waiting", "limits", "ready", "written_bytes")
 
-    def __init__(self) -> None:
+    def __init__(self, limits: EncodingLimits = PRODUCTION) -> None:
+        self.limits = limits
         self._builder = PackBuilder()
         self._waiting: list[Chunk] = []
         self._new: dict[Digest, Chunk] = {}
@@ -77,9 +97,9 @@ class ChunkWriter:
         chunk = self._new[name] = Chunk(name, len(data))
         self._waiting.append(chunk)
         self.written_bytes += len(data)
-        size = self._builder.size_bytes
-        if len(self._waiting) >= PACK_CHUNKS_MAX or (
-            size >= PACK_BYTES_MIN and (size >= PACK_TARGET_BYTES or size * PACK_SHARE >= self.written_bytes)
+        size, limits = self._builder.size_bytes, self.limits
+        if len(self._waiting) >= limits.pack_chunks or (
+            size >= limits.pack_bytes_min and (size >= limits.pack_bytes or size * PACK_SHARE >= self.written_bytes)
         ):
             self.finish_pack()
         return chunk

@@ -6,13 +6,51 @@ the old sending end had not seen acknowledged is lost to this incarnation (an ep
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 from protocol.channel import ReceivingEnd, SendingEnd
 from protocol.ids import ChannelId
+from protocol.limits import (
+    CHANNEL_REORDER_BYTES,
+    CHANNEL_RESEND_NS,
+    CHANNEL_RESEND_NS_MAX,
+    CHANNEL_WINDOW_BYTES,
+    FRAME_TARGET_BYTES,
+    PARKED_FRAMES_BYTES_MAX,
+)
 
 if TYPE_CHECKING:
     from protocol.ids import ParticipantId, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelLimits:
+    """Bounds of all channels of one participant. Those of production are the defaults; whoever tests goes to the edges."""
+
+    frame_bytes: int = FRAME_TARGET_BYTES
+    window_bytes: int = CHANNEL_WINDOW_BYTES
+    reorder_bytes: int = CHANNEL_REORDER_BYTES
+    resend_ns: int = CHANNEL_RESEND_NS
+    resend_ns_max: int = CHANNEL_RESEND_NS_MAX
+    parked_bytes: int = PARKED_FRAMES_BYTES_MAX
+
+    def sending(self, channel: ChannelId) -> SendingEnd:
+        """A sending end within these bounds."""
+        return SendingEnd(
+            channel,
+            window_bytes=self.window_bytes,
+            resend_ns=self.resend_ns,
+            resend_ns_max=self.resend_ns_max,
+            frame_bytes=self.frame_bytes,
+        )
+
+    def receiving(self, channel: ChannelId) -> ReceivingEnd:
+        """A receiving end within these bounds."""
+        return ReceivingEnd(channel, reorder_bytes=self.reorder_bytes)
+
+
+PRODUCTION: Final = ChannelLimits()
 
 
 class Peer:
@@ -22,6 +60,7 @@ class Peer:
         "connected",
         "id",
         "incoming",
+        "limits",
         "outgoing",
         "receiving",
         "sending",
@@ -32,7 +71,14 @@ class Peer:
     )
 
     def __init__(
-        self, me: ParticipantId, peer: ParticipantId, session: Session, *, sends: bool, receives: bool
+        self,
+        me: ParticipantId,
+        peer: ParticipantId,
+        session: Session,
+        *,
+        sends: bool,
+        receives: bool,
+        limits: ChannelLimits = PRODUCTION,
     ) -> None:
         """New streams.
 
@@ -42,6 +88,7 @@ class Peer:
             session: Of the other one.
             sends: There is a channel to it.
             receives: There is a channel from it.
+            limits: Of both streams.
         """
         assert sends or receives, "a peer without a channel"
         self.id = peer
@@ -49,8 +96,9 @@ class Peer:
         self.connected = False
         self.outgoing = ChannelId(me, peer)
         self.incoming = ChannelId(peer, me)
-        self.sending = SendingEnd(self.outgoing) if sends else None
-        self.receiving = ReceivingEnd(self.incoming) if receives else None
+        self.limits = limits
+        self.sending = limits.sending(self.outgoing) if sends else None
+        self.receiving = limits.receiving(self.incoming) if receives else None
         self.waiting: list[bytes] = []
         """Encoded items of this turn of the loop; numbered when it is flushed, or by a cut."""
         self.waiting_bytes = 0
@@ -64,11 +112,11 @@ class Peer:
             self.waiting.clear()
             self.waiting_bytes = 0
         elif self.sending is None:
-            self.sending = SendingEnd(self.outgoing)
+            self.sending = self.limits.sending(self.outgoing)
         if not receives:
             self.receiving = None
         elif self.receiving is None:
-            self.receiving = ReceivingEnd(self.incoming)
+            self.receiving = self.limits.receiving(self.incoming)
 
     def number_waiting(self) -> None:
         """Put what waits on the stream: from here on it counts as sent."""

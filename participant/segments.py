@@ -1,7 +1,7 @@
 """One field of an agent as chunks: what an epoch writes of it, and what it names again from the epoch before.
 
 Theory of operation:
-    * A `keyed` field is a *base*, all its entries in segments of about `SEGMENT_TARGET_BYTES`, and *overlays*, one per
+    * A `keyed` field is a *base*, all its entries in segments of about `EncodingLimits.segment_bytes`, and *overlays*, one per
       epoch in which it changed: only the entries that changed. Segments apply in order, a later entry takes the place of an
       earlier one, and then the keys in `removed` go. So an epoch writes about the bytes that changed, however the keys
       are scattered (segments by hash of the key would all be dirty at 1 % churn: 0.99 ** 500 is nothing). Each manifest names
@@ -10,7 +10,7 @@ Theory of operation:
       written anew. Both keep the number of chunks and the bytes to be read by a restore within a constant.
     * A list or dict in a `value` is its header and one chunk per block of 32 items (`participant.forms`): a block that still
       is the same object as in the last committed epoch is not even hashed.
-    * Everything else is cut into pieces of `PIECE_BYTES`; pieces with a digest that the field had before are named again.
+    * Everything else is cut into pieces of `EncodingLimits.piece_bytes`; pieces with a digest that the field had before are named again.
 
 All of it is generators that yield after about 64 KiB or a few hundred entries, since the event loop waits meanwhile.
 """
@@ -25,7 +25,6 @@ from participant.cells import KeyedState, ObjectCell, PlainCell, WholeCell
 from participant.forms import container_header, joined_blocks
 from participant.history import MISSING
 from participant.schema import ENCODER
-from protocol.limits import SEGMENT_TARGET_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 
     Steps: TypeAlias = Generator[None, None, "SavedCell"]
 
-PIECE_BYTES: Final = 64 * 1024
-"""Large values are cut into pieces of this size: one slice's work, and what an append to a long text rewrites."""
 ENTRIES_PER_STEP: Final = 128
 """Entries of keyed state looked at between two yields: about 0.1 ms."""
 OVERLAYS_MAX: Final = 12
@@ -47,6 +44,8 @@ BLOCK_BYTES_MIN: Final = 1024
 _ENTRY_OVERHEAD_BYTES: Final = 1 + 2 * 9
 """The pair's own header, and a header or a whole number for key and value each."""
 _UTF8_BYTES_MAX: Final = 4
+_UNKNOWN: Final = 1 << 62
+"""Bytes of what cannot be told cheaply."""
 _BYTES: Final = frozenset({bytes})
 _SIZED: Final = frozenset({bytes, str})
 _FIXED: Final = frozenset({int, float, bool})
@@ -108,7 +107,7 @@ def encode_cell(cell: Any, generation: int, since: int, saved: SavedCell | None,
         return SavedCell(())
     if isinstance(stored, tuple):
         return (yield from _blocks(stored, is_map=cell.form.is_map, saved=saved, writer=writer))
-    return (yield from _pieces(_cut(stored), saved, writer))
+    return (yield from _pieces(_cut(stored, writer), saved, writer))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -117,10 +116,10 @@ def encode_cell(cell: Any, generation: int, since: int, saved: SavedCell | None,
 def _plain(value: Any, saved: SavedCell | None, writer: ChunkWriter) -> Steps:  # noqa: ANN401 - a plain value
     if value is MISSING:
         return SavedCell(())
-    if isinstance(value, bytes) and len(value) > PIECE_BYTES:
+    if isinstance(value, bytes) and len(value) > writer.limits.piece_bytes:
         header = b"\xc6" + len(value).to_bytes(4, "big")
-        return (yield from _pieces(_chain(header, _cut(value)), saved, writer))
-    return (yield from _pieces(_cut(ENCODER.encode(value)), saved, writer))
+        return (yield from _pieces(_chain(header, _cut(value, writer)), saved, writer))
+    return (yield from _pieces(_cut(ENCODER.encode(value), writer), saved, writer))
 
 
 def _pieces(pieces: Iterable[bytes | memoryview], saved: SavedCell | None, writer: ChunkWriter) -> Steps:
@@ -132,13 +131,14 @@ def _pieces(pieces: Iterable[bytes | memoryview], saved: SavedCell | None, write
     return SavedCell((tuple(chunks),))
 
 
-def _cut(data: bytes) -> Iterator[bytes | memoryview]:
-    if len(data) <= PIECE_BYTES:
+def _cut(data: bytes, writer: ChunkWriter) -> Iterator[bytes | memoryview]:
+    size = writer.limits.piece_bytes
+    if len(data) <= size:
         yield data
         return
     view = memoryview(data)
-    for start in range(0, len(data), PIECE_BYTES):
-        yield view[start : start + PIECE_BYTES]
+    for start in range(0, len(data), size):
+        yield view[start : start + size]
 
 
 def _chain(header: bytes, rest: Iterator[bytes | memoryview]) -> Iterator[bytes | memoryview]:
@@ -170,7 +170,7 @@ def _blocks(stored: tuple[bytes, ...], *, is_map: bool, saved: SavedCell | None,
             _, *bodies = joined_blocks(group, is_map=is_map)
             body = b"".join(bodies)
             chunks: list[Chunk] = []
-            for piece in _cut(body):
+            for piece in _cut(body, writer):
                 chunks.append(writer.put(bytes(piece), {}))
                 yield
             segments.append(tuple(chunks))
@@ -254,12 +254,13 @@ def _segments(
     segments: list[tuple[Chunk, ...]] = []
     entries: list[bytes] = []
     count = size = 0
+    target = writer.limits.segment_bytes
     encode = ENCODER.encode
     encoded_already = cell.serializer == "msgpack" and cell.form is not None
     for start in range(0, len(keys), ENTRIES_PER_STEP):
         batch = keys[start : start + ENTRIES_PER_STEP]
         values = cell.stored_many(generation, batch)
-        if MISSING not in values and size + _bytes_at_most(batch, values) < SEGMENT_TARGET_BYTES:
+        if MISSING not in values and size + _bytes_at_most(batch, values) < target:
             # All of them in one call: the array's items are the entries.
             pairs = zip(batch, map(msgspec.Raw, values) if encoded_already else values, strict=True)
             joined = encode(list(pairs))[len(container_header(len(batch), is_map=False)) :]
@@ -280,7 +281,7 @@ def _segments(
             entries.append(entry)
             size += len(entry)
             count += 1
-            if size >= SEGMENT_TARGET_BYTES:
+            if size >= target:
                 segments.append((yield from _segment(entries, count, writer)))
                 entries, count, size = [], 0, 0
         yield
@@ -297,7 +298,7 @@ def _bytes_at_most(keys: list[Any], values: list[Any]) -> int:
         if kinds <= _SIZED:
             total += sum(map(len, part)) * (1 if kinds == _BYTES else _UTF8_BYTES_MAX)
         elif not kinds <= _FIXED:
-            return SEGMENT_TARGET_BYTES
+            return _UNKNOWN
     return total
 
 
@@ -305,7 +306,7 @@ def _segment(entries: list[bytes], count: int, writer: ChunkWriter) -> Generator
     chunks: list[Chunk] = []
     whole = b"".join([container_header(count, is_map=False), *entries])
     # A segment of one huge entry is cut; an ordinary one overshoots the target by its last entry and stays whole.
-    for piece in [whole] if len(whole) < 2 * SEGMENT_TARGET_BYTES else _cut(whole):
+    for piece in [whole] if len(whole) < 2 * writer.limits.segment_bytes else _cut(whole, writer):
         chunks.append(writer.put(bytes(piece), {}))
         yield
     return tuple(chunks)
@@ -314,7 +315,7 @@ def _segment(entries: list[bytes], count: int, writer: ChunkWriter) -> Generator
 def _keys(keys: dict[Any, None], writer: ChunkWriter) -> Generator[None, None, tuple[Chunk, ...]]:
     """Chunks that joined are one msgpack array of keys."""
     chunks = []
-    for piece in _cut(ENCODER.encode(list(keys))) if keys else ():
+    for piece in _cut(ENCODER.encode(list(keys)), writer) if keys else ():
         chunks.append(writer.put(bytes(piece), {}))
         yield
     return tuple(chunks)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from heapq import heappop, heappush
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from participant.agent import Agent
@@ -73,6 +74,8 @@ class ManualClock:
     def now(self) -> Instant:
         """Nanoseconds."""
         return Instant(self._now)
+
+    stopwatch = staticmethod(monotonic_ns)
 
     def call_at(self, at: int, callback: Callable[[], None]) -> _Call:
         """Call when time gets there; in the next turn of the loop if it is there already."""

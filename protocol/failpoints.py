@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, Final
 from protocol.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 VARIABLE: Final = "CLEANCUT_FAILPOINTS"
 PERMISSION: Final = "CLEANCUT_ALLOW_FAILPOINTS"
@@ -139,6 +139,8 @@ class _Armed:
 
 _armed: dict[str, _Armed] = {}
 _armed_text = ""
+_WATCHED: Final = "watched"
+_watcher: Callable[[str], object] = str
 
 
 def fp(point: str) -> None:
@@ -212,6 +214,14 @@ def disarm_failpoints() -> None:
     _armed_text = ""
 
 
+def watch_failpoints(watcher: Callable[[str], object]) -> None:
+    """Have `watcher` told of every point that is passed, for simulations; it may raise. `disarm_failpoints` ends it."""
+    global _watcher  # noqa: PLW0603 - one simulated world at a time in a process
+    _watcher = watcher
+    _armed.clear()
+    _armed.update((point, _Armed(_WATCHED, 0, 0, 0, "", itertools.count(1))) for point in POINTS)
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host's name is this machine to itself."""
     if host in _LOOPBACK_NAMES:
@@ -244,6 +254,9 @@ def _parse(part: str) -> tuple[str, _Armed]:
 
 
 def _pass(point: str, armed: _Armed) -> None:
+    if armed.action == _WATCHED:
+        _watcher(point)
+        return
     passed = next(armed.counter)
     if armed.nth and passed != armed.nth:
         return

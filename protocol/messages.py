@@ -215,6 +215,9 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     agents: tuple[str, ...] = ()
     targets: tuple[str, ...] | None = None
     """Participants it sends to; None: all other members."""
+    fresh: int = 0
+    """What its agents' first messages are named after where they begin anew: 0, and another number after each time that they
+    began anew while others went on. A rollback does not change it, so work that is done again has the names that it had."""
 
 
 class TopologyChanged(Control, frozen=True, kw_only=True, tag="topology-changed"):

@@ -255,8 +255,9 @@ class PackReader:
         Args:
             name: The chunk's digest.
         """
-        entry = self._entries.get(check_digest(name))
+        entry = self._entries.get(name)  # type: ignore[call-overload]  # what is in the index is a digest
         if entry is None:
+            check_digest(name)
             raise self._corrupt(f"chunk {name} is not in this pack's index of {len(self._entries)} chunks")
         payload = self._source.read(entry.offset, entry.stored)
         data = payload if entry.method == STORED else self._decompress(entry, payload)

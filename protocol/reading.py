@@ -78,10 +78,17 @@ class EpochReader:
     `StoreError` of the store.
     """
 
-    def __init__(self, store: ObjectStore, manifest: Manifest) -> None:
+    def __init__(self, store: ObjectStore, manifest: Manifest, *, chunks: ChunkReader | None = None) -> None:
+        """A reader.
+
+        Args:
+            store: Where the epoch is.
+            manifest: Its manifest.
+            chunks: Shared by the readers of several epochs, which have most packs in common; default: one of its own.
+        """
         self._store = store
         self._manifest = manifest
-        self._chunks = ChunkReader(store)
+        self._chunks = ChunkReader(store) if chunks is None else chunks
         self._snapshots: dict[str, LocalSnapshot] = {}
         self._digests = {member.participant: member.snapshot for member in manifest.members}
         self._hosts = {agent: member.participant for member in manifest.members for agent in member.agents}

@@ -14,10 +14,13 @@ import msgspec
 from participant.agent import handler_never_awaits
 from participant.cells import KeyedState
 from participant.failure import describe
+from participant.runtime.pump import Pump
+from participant.state import TURN_CONTEXT
 from simulations.eventloop import SimulatedLoop
+from simulations.hanging import Running
 from simulations.prng import stream
 from simulations.state_forms import StateForms
-from simulations.turns import SimulatedPump, TurnClock
+from simulations.turns import TurnClock
 
 if TYPE_CHECKING:
     import asyncio
@@ -52,7 +55,7 @@ class LoopTasks:
                 self._loop.fail(error)
 
 
-class AwaitingPump(SimulatedPump):
+class AwaitingPump(Pump):
     """All turns of one life, those that await included."""
 
     def __init__(self, life: ParticipantLife, forms: AwaitingForms) -> None:
@@ -69,15 +72,46 @@ class AwaitingPump(SimulatedPump):
         self._forms = forms
         self._turns_context = contextvars.copy_context()
         """Turns leave theirs behind in the context in which they run: not in the world's."""
+        self._awaiting: dict[AgentHost, Running] = {}
+        """The newest turn of each agent that went on in a task; it may be over."""
         tasks = cast("TaskSet", LoopTasks(self.loop))
         super().__init__(life.hosts, clock=TurnClock(life), sink=life, tasks=tasks)
 
     def run(self) -> bool:
-        """As `SimulatedPump.run`."""
+        """As `Pump.run`."""
         with self.loop.entered():
             more = self._turns_context.run(super().run)
         self.loop.check()
         return more
+
+    @property
+    def alive(self) -> bool:
+        """Whether the life is not over."""
+        return self._life.alive
+
+    def running(self) -> list[Running]:
+        """Turns that await at this moment; none of a life that is over."""
+        if not self._life.alive:
+            return []
+        return [each for each in self._awaiting.values() if each.host.turn is each.turn]
+
+    def timers_of(self, turn: Turn) -> list[asyncio.TimerHandle]:
+        """What the turn's own code, its tasks included, has set and what has not rung."""
+        return self.loop.timers_where(lambda context: context.get(TURN_CONTEXT) is turn.context)
+
+    def has_any(self, timers: list[asyncio.TimerHandle]) -> bool:
+        """Whether one of these has still not rung."""
+        return any(self.loop.is_set(timer) for timer in timers)
+
+    def task_of(self, running: Running) -> asyncio.Task[Any] | None:
+        """The task in which a turn runs."""
+        for task in self.loop.tasks():
+            awaited: Any = task.get_coro()
+            while awaited is not None and awaited is not running.coroutine:
+                awaited = getattr(awaited, "cr_await", None)
+            if awaited is not None:
+                return task
+        return None
 
     def close(self) -> None:
         """As `Pump.close`; the loop goes with a life that was killed."""
@@ -99,6 +133,10 @@ class AwaitingPump(SimulatedPump):
         if host.id in self._forms.holding:
             self._forms.before[host] = self._forms.of(host.agent)
         return super()._turn(runner, now)
+
+    def _hand_over(self, runner: _Runner, turn: Turn, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._awaiting[runner.host] = Running(runner.host, turn, coroutine, self._life.now)
+        super()._hand_over(runner, turn, coroutine)
 
     def _failed(self, runner: _Runner, turn: Turn, error: BaseException) -> None:
         self._life.note("TurnFailed", f"{runner.host.id} {turn.envelope.type}: {describe(error)}")

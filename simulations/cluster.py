@@ -6,8 +6,10 @@ their ledger that is some entries old.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
+from protocol.digests import snapshot_key
 from protocol.ids import ClusterName
 from protocol.keys import ClusterKeys
 from protocol.wire import FrameCodec
@@ -27,15 +29,16 @@ from simulations.workloads import workload_of
 from simulations.world import MS, SECOND, World
 
 if TYPE_CHECKING:
-    from simulations.control import ControlClient
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
+
+    from participant.agent import Agent
     from simulations.options import Options
     from simulations.trace import Trace
     from simulations.workloads import MakeWorkload
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
-DUMPS_EVERY: Final = 64
-"""Entries between two snapshots of a ledger from which a restarted coordinator begins."""
 
 
 class _NoTasks:
@@ -80,8 +83,8 @@ class SimulatedCluster:
         self.leaving: set[str] = set()
         """Participants that were told to leave; asked, never iterated."""
         self.healing = False
-        self.spoiled = False
-        """A fault has changed stored objects: the assembler may well refuse a cut."""
+        self.rotten_reads: set[int] = set()
+        """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
         self._wall_jump: dict[str, int] = {}
         self._life_numbers: dict[str, int] = {}
         self._dumps: dict[str, tuple[str, int]] = {}
@@ -98,6 +101,49 @@ class SimulatedCluster:
         for name in self.participants:
             self.world.after(self._random.below(300 * MS), self._random, self.start_participant, name)
 
+    # --- what the second mode does otherwise ----------------------------------------------------------------------------
+
+    def surroundings(self) -> AbstractContextManager[None]:
+        """What of the interpreter's a run needs."""
+        return nullcontext()
+
+    def unwind(self) -> None:
+        """The run is over."""
+
+    def drivers_stuck(self, name: str) -> bool:
+        """The store blocks the threads of a process ("": of all) from now on; whether there are threads."""
+        return False
+
+    def drivers_freed(self, name: str) -> None:
+        """It does not any more."""
+
+    def half_open_control(self, name: str) -> bool:
+        """A participant's control connection carries nothing any more, unnoticed; whether there is one that can."""
+        return False
+
+    def stop_in_order(self, name: str) -> bool:
+        """A driver is told to end ("": the leader's); whether there is one."""
+        return False
+
+    def demand_drivers(self) -> None:
+        """What has to hold of the drivers in a quiet world.
+
+        Raises:
+            LivenessViolation: It does not.
+        """
+
+    def make_participant(self, name: str, number: int, agents: Sequence[Agent]) -> ParticipantLife:
+        """A life begins."""
+        return ParticipantLife(self, name, number, agents)
+
+    def make_coordinator(self, name: str, number: int, dump: tuple[str, int] | None) -> CoordinatorLife:
+        """A life begins."""
+        return CoordinatorLife(self, name, number, dump)
+
+    def make_line(self, number: int, client: Any, coordinator: CoordinatorLife) -> ControlLine:  # noqa: ANN401 - by mode
+        """A connection is made."""
+        return ControlLine(number, client, coordinator)
+
     # --- participants -------------------------------------------------------------------------------------------------
 
     def start_participant(self, name: str) -> None:
@@ -106,7 +152,7 @@ class SimulatedCluster:
         if life is not None and life.alive:
             return
         number = self._life_numbers[name] = self._life_numbers.get(name, 0) + 1
-        life = self.lives[name] = ParticipantLife(self, name, number, self.workload.agents(name))
+        life = self.lives[name] = self.make_participant(name, number, self.workload.agents(name))
         self.trace.note(self.world.now, name, "Started", f"life {number}")
         life.start()
 
@@ -143,7 +189,7 @@ class SimulatedCluster:
         if before is not None and before.alive:
             return
         number = self._life_numbers[name] = self._life_numbers.get(name, 0) + 1
-        life = CoordinatorLife(self, name, number, self._dumps.get(name))
+        life = self.make_coordinator(name, number, self._dumps.get(name))
         self.trace.note(self.world.now, name, "Started", f"life {number}, {life.applied} entries in its snapshot")
         self.log.started(life)
 
@@ -164,6 +210,27 @@ class SimulatedCluster:
         self.log.look()
         self.world.after(restart_ns, self._random, self.start_coordinator, name)
         return True
+
+    def keep_dump(self, name: str, dump: tuple[str, int]) -> None:
+        """A coordinator's snapshot of its ledger is durable, with so many entries in it."""
+        self._dumps[name] = dump
+
+    def sealed_objects(self) -> frozenset[str]:
+        """Local snapshots of open epochs whose reports are all in: should they rot, nothing could bring them back.
+
+        The epoch may be sealed, and only these objects can make its manifest again.
+        """
+        # Of the dead, too: what they had applied is in the log, and whoever comes next finishes it.
+        lives = list(self.log.lives.values())
+        if not lives:
+            return frozenset()
+        ledger = max(lives, key=lambda life: life.applied).ledger
+        return frozenset(
+            snapshot_key(member.snapshot)
+            for record in ledger.open_epochs()
+            if record.complete
+            for member in record.members.values()
+        )
 
     def _crash_in_put(self, who: str) -> None:
         """The store killed somebody between two system calls."""
@@ -186,10 +253,10 @@ class SimulatedCluster:
 
     # --- control connections ------------------------------------------------------------------------------------------
 
-    def new_line(self, client: ControlClient, coordinator: CoordinatorLife) -> ControlLine:
+    def new_line(self, client: Any, coordinator: CoordinatorLife) -> Any:  # noqa: ANN401 - by mode
         """A connection is made."""
         self._line_number += 1
-        line = ControlLine(self._line_number, client, coordinator)
+        line = self.make_line(self._line_number, client, coordinator)
         self.lines = [each for each in self.lines if each.open]
         self.lines.append(line)
         return line

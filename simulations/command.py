@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
+
+from simulations.exits import EPILOG, EXITS, Simulate
 
 if TYPE_CHECKING:
     from simulations.options import Options, Run
     from simulations.run import Outcome
 
-EXIT_LIVENESS: Final = 1
-EXIT_SAFETY: Final = 4
-EXIT_CRASH: Final = 70
-"""The simulator, or a machine in it, raised (EX_SOFTWARE)."""
-_EXITS: Final = {"": 0, "safety": EXIT_SAFETY, "liveness": EXIT_LIVENESS, "crash": EXIT_CRASH}
+SEED: click.IntRange = click.IntRange(-(2**63), 2**63 - 1)
 
 
-@click.group()
+@click.group(cls=Simulate, epilog=EPILOG)
 def simulate() -> None:
     """Run seeded clusters under injected failures; replay and shrink what fails.
 
-    Exit codes: 0 all is well, 4 a safety invariant is broken, 1 a liveness one, 70 the simulator or a machine raised.
+    FILE is what `run --save`, `sweep --save` or a failing test of yours (`from simulations import simulate`) has stored.
     """
 
 
-@simulate.command("run")
-@click.option("--seed", type=int, required=True, help="Draws options and faults.")
+@simulate.command("run", epilog=EPILOG)
+@click.option("--seed", type=SEED, required=True, help="Draws options and faults.")
 @click.option("--nodes", type=click.IntRange(2, 16), help="Participants.")
-@click.option("--workload", type=click.Choice(["bank", "ring", "pipeline"]), help="What the agents do.")
 @click.option(
-    "--topology", type=click.Choice(["mesh", "ring", "line", "star", "random", "one-way"]), help="Who sends to whom."
+    "--workload",
+    type=click.Choice(["bank", "ring", "pipeline", "conversation", "growth", "hot-spot"]),
+    help="What the agents do.",
+)
+@click.option(
+    "--topology",
+    type=click.Choice(["mesh", "ring", "line", "star", "random", "one-way", "isolated"]),
+    help="Who sends to whom.",
 )
 @click.option("--faults", help='Only these kinds, separated by commas; "none" for none.')
 @click.option("--seconds", type=click.FloatRange(1, 3600), help="Virtual length of the phase with faults.")
 @click.option("--steps", type=click.IntRange(min=1000), help="Events after which the run counts as stuck.")
-@click.option("--mutant", default="", help="Plant this bug.")
+@click.option("--mutant", default="", help="Plant this bug (`cleancut simulate mutants` lists them).")
+@click.option("--runtimes", is_flag=True, help="The second mode: the asyncio drivers run, too (slower).")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write every event to this file.")
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write options and faults to this file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, nothing else.")
@@ -53,18 +60,22 @@ def run_command(
     seconds: float | None,
     steps: int | None,
     mutant: str,
+    runtimes: bool,  # noqa: FBT001 - click's shape
     trace: Path | None,
     save: Path | None,
     as_json: bool,  # noqa: FBT001 - click's shape
 ) -> None:
     """Run one seed."""
-    from simulations.options import Run, encode_run
-    from simulations.swarm import draw_faults, draw_options
+    from simulations.mutants import MUTANTS
+    from simulations.options import Run, check_run, encode_run
+    from simulations.replay_files import stored
+    from simulations.swarm import draw_faults, draw_options, for_drivers
 
-    options = draw_options(seed)
+    options = draw_options(seed, workload)
+    if runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes):
+        for_drivers(options)
     changes: dict[str, Any] = {
         "nodes": nodes,
-        "workload": workload,
         "topology": topology,
         "faults_ns": None if seconds is None else int(seconds * 1e9),
         "steps_max": steps,
@@ -74,8 +85,10 @@ def run_command(
         if chosen is not None:
             setattr(options, name, chosen)
     what = Run(options=options, faults=draw_faults(options, _kinds(faults)))
-    if save is not None:
-        save.write_bytes(encode_run(what))
+    try:
+        check_run(what)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     given = [
         f"--{name} {chosen}"
         for name, chosen in (("nodes", nodes), ("workload", workload), ("topology", topology))
@@ -83,20 +96,36 @@ def run_command(
     ]
     given += [f"--{name} {chosen}" for name, chosen in (("seconds", seconds), ("steps", steps)) if chosen]
     if faults is not None:
-        given.append(f'--faults "{faults}"')
+        given.append(f"--faults {shlex.quote(faults)}")
+    if runtimes:
+        given.append("--runtimes")
     if mutant:
         given.append(f"--mutant {mutant}")
     again = " ".join(["cleancut simulate run", f"--seed {seed}", *given])
-    _carry_out(what, again, trace=trace, as_json=as_json)
+    if save is not None:
+        # Before the run, too: whatever happens to this process, the file is there.
+        save.write_bytes(encode_run(what))
+    outcome = _carry_out(what, trace=trace, as_json=as_json)
+    if save is not None:
+        save.write_bytes(encode_run(stored(what, outcome)))
+    _end(outcome, again, as_json=as_json)
 
 
-@simulate.command("replay")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@simulate.command("replay", epilog=EPILOG)
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), help="Write every event to this file.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document, nothing else.")
 def replay_command(file: Path, trace: Path | None, as_json: bool) -> None:  # noqa: FBT001 - click's shape
-    """Run the options and faults of a FILE."""
-    _carry_out(_load(file), f"cleancut simulate replay {file}", trace=trace, as_json=as_json)
+    """Carry out the run of a FILE: a replay file or a trace.
+
+    If it is of your own agents, its test is started for it, which must still be there.
+    """
+    from simulations.replay_files import compare, load
+
+    what = load(file)
+    outcome = _carry_out(what, trace=trace, as_json=as_json, file=file)
+    compare(str(file), what, outcome)
+    _end(outcome, f"cleancut simulate replay {shlex.quote(str(file))}", as_json=as_json)
 
 
 def _kinds(faults: str | None) -> list[str] | None:
@@ -113,29 +142,32 @@ def _kinds(faults: str | None) -> list[str] | None:
     return kinds
 
 
-def _load(file: Path) -> Run:
-    from simulations.options import decode_run
-
-    try:
-        return decode_run(file.read_bytes())
-    except ValueError as error:
-        raise click.BadParameter(f"{file}: {error}") from None
-
-
-def _carry_out(what: Run, again: str, *, trace: Path | None, as_json: bool) -> None:
-    from simulations.explain import DIGEST_LINE, RUN_LINE
-    from simulations.run import run
-
+def _carry_out(what: Run, *, trace: Path | None, as_json: bool, file: Path | None = None) -> Outcome:
+    """Tell what it is, and run it."""
     if not as_json:
         click.echo(describe_options(what.options))
         click.echo(f"faults: {len(what.faults)}" + "".join(f"\n  {describe_fault(fault)}" for fault in what.faults))
-    with trace.open("w", encoding="utf-8") if trace is not None else nullcontext() as file:
-        if file is not None:
-            # `explain` draws a trace by running it again.
-            file.write(f"{RUN_LINE}{msgspec.json.encode(what).decode()}\n")
-        outcome = run(what, trace_file=file)
-        if file is not None:
-            file.write(f"{DIGEST_LINE}{outcome.digest}\n")
+        if what.user is not None:
+            click.echo(f"test: {what.user.test}")
+    if what.user is not None and file is not None:
+        from simulations.user_command import run_test
+        from simulations.user_test import TRACE
+
+        return run_test(file, what, {TRACE: str(trace.absolute()) if trace is not None else os.devnull}).result()
+    from simulations.replay_files import begin_trace, end_trace
+    from simulations.run import run
+
+    with trace.open("w", encoding="utf-8") if trace is not None else nullcontext() as opened:
+        if opened is not None:
+            begin_trace(opened, what)
+        outcome = run(what, trace_file=opened)
+        if opened is not None:
+            end_trace(opened, outcome)
+    return outcome
+
+
+def _end(outcome: Outcome, again: str, *, as_json: bool) -> None:
+    """Tell what came of it."""
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(outcome)))
     else:
@@ -144,7 +176,7 @@ def _carry_out(what: Run, again: str, *, trace: Path | None, as_json: bool) -> N
             click.echo("last events:\n" + "\n".join(line[:200] for line in outcome.last))
             click.echo(f"{outcome.kind}: {outcome.text}")
             click.echo(again)
-    sys.exit(_EXITS[outcome.kind])
+    sys.exit(EXITS[outcome.kind])
 
 
 def describe_options(options: Options) -> str:

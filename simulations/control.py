@@ -119,6 +119,8 @@ class ControlClient:
         self._pause = 50 * MS
         self._id_taken_since: int | None = None
         self._sent_at = 0
+        self._followed = 0
+        """Times in a row that it went where it was pointed."""
 
     def start(self) -> None:
         """Dial in a moment."""
@@ -147,9 +149,11 @@ class ControlClient:
         self.life.later(REGISTER_NS, self._register_overdue, line)
 
     def _again(self, pointed: str) -> None:
-        if pointed:
+        if pointed and self._followed < self.life.cluster.options.coordinators:
+            self._followed += 1
             self.life.later(10 * MS, self._dial, pointed)
             return
+        self._followed = 0
         self._turn += 1
         pause = 5 * MS
         if self._turn % self.life.cluster.options.coordinators == 0:
@@ -183,6 +187,7 @@ class ControlClient:
                 return
             line.registered = True
             self._id_taken_since = None
+            self._followed = 0
             self._pause = 50 * MS
             self.life.later(HEARTBEAT_NS, self._beat, line)
         self.life.control_received(message)
@@ -194,7 +199,8 @@ class ControlClient:
         line.open = False
         line.coordinator.enter(line.coordinator.disconnected, line, "refused")
         if answer.code == "not-leader":
-            self._again(answer.leader.removeprefix("http://"))
+            pointed = answer.leader.removeprefix("http://")
+            self._again("" if pointed == line.coordinator.name else pointed)
             return
         if answer.code == "id-taken":
             now = self.life.now

@@ -6,7 +6,6 @@ old as the replicated log's compaction left it, and applies the rest again.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from coordinator.assembler import assemble_from_store
@@ -20,6 +19,9 @@ from coordinator.events import (
     CommandRefused,
     CutAssembled,
     Disconnected,
+    EpochUnreadable,
+    FenceFailed,
+    FenceRaised,
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
@@ -27,18 +29,22 @@ from coordinator.events import (
     MessageArrived,
     ParticipantConnected,
     Propose,
+    RaiseFence,
+    ReadEpoch,
     Send,
     SetTimer,
     SnapshotsUnreadable,
     StoreManifest,
     TimerFired,
 )
+from coordinator.fences import fence_document, read_epoch_from_store
 from coordinator.ledger import Ledger, encode_command, parse_result
 from coordinator.machine import Leader
 from coordinator.policy import PolicySettings
-from protocol.digests import manifest_key
+from protocol.digests import fence_key, manifest_key
 from protocol.ids import Epoch, Instant
 from protocol.messages import Register, decode_to_coordinator, encode_control
+from simulations.oracles.rot import check_noticed
 from simulations.prng import stream
 from simulations.world import Process, Timer
 
@@ -48,7 +54,9 @@ if TYPE_CHECKING:
     from simulations.cluster import SimulatedCluster
     from simulations.control import ControlLine
 
-_BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort"})
+COMPACTED_EVERY: Final = 32
+"""Entries between two compactions."""
+_BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort", "rollback"})
 """Commands with points of the protocol around them; asked, never iterated."""
 
 
@@ -72,6 +80,7 @@ class CoordinatorLife(Process):
         if dump is not None:
             self.ledger.load(dump[0])
             self.applied = dump[1]
+        self._compacted = self.applied
         self._client = f"{name}.{number}"
         self._answered: set[int] = set()
         """Numbers of its own commands whose attempt has ended; asked, never iterated."""
@@ -85,6 +94,9 @@ class CoordinatorLife(Process):
                 pause_ns=options.pause_ns,
                 deadline_ns=options.deadline_ns,
                 max_concurrent=options.max_concurrent,
+                recovery="auto" if options.recovery else "off",
+                takeover_after_ns=0,
+                max_rollbacks=0,
             ),
             lease_ns=options.lease_ns,
         )
@@ -121,10 +133,9 @@ class CoordinatorLife(Process):
         """Apply entries of the log up to this many."""
         log = self.cluster.log
         while self.alive and self.applied < index and not log.isolated.get(self.name):
-            text = log.entries[self.applied]
-            result = parse_result(self.ledger.apply(text))
+            command = log.commands[self.applied]
+            result = parse_result(self.ledger.apply(log.entries[self.applied]))
             self.applied += 1
-            command = json.loads(text)
             self.cluster.ghost.entry_applied(self, command, result)
             if self.machine.leading and result["ok"] and command["kind"] in _BEFORE_PROPOSE:
                 self.point(f"{command['kind']}.applied")
@@ -133,6 +144,34 @@ class CoordinatorLife(Process):
             if command["id"][0] == self._client:
                 self._answered.add(command["id"][1])
             self.feed(CommandApplied(id=(command["id"][0], command["id"][1]), result=result))
+
+    def entries_arrived(self, index: int) -> None:
+        """The log has grown to this many entries: into the journal, then apply them."""
+        self.point("journal.before_sync")
+        if self.alive:
+            self.point("journal.after_sync")
+        if self.alive:
+            self.apply_through(index)
+        if self.alive and self.applied - self._compacted >= COMPACTED_EVERY:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Write a snapshot of the ledger, and the journal without the entries in it; it may die at each step."""
+        self._compacted = self.applied
+        dump = (self.ledger.dump(), self.applied)
+        for step in ("journal.before_rewrite", "file.before_rename", "file.after_rename", "journal.after_rewrite"):
+            if step == "file.after_rename":
+                self.cluster.keep_dump(self.name, dump)
+            self.point(step)
+            if self.is_gone():
+                return
+
+    def install(self, leader: CoordinatorLife) -> None:
+        """The leader sends a snapshot in place of entries that it has compacted."""
+        if self.leads_in is None and leader.alive and leader.applied > self.applied:
+            self.ledger.load(leader.ledger.dump())
+            self.applied = leader.applied
+            self.cluster.probes.hit("log.snapshot_installed")
 
     def became_leader(self, term: int, index: int) -> None:
         """The group made this one its leader."""
@@ -184,9 +223,7 @@ class CoordinatorLife(Process):
             return
         message = decode_to_coordinator(data)
         if isinstance(message, Register) and self.leads_in is None:
-            leader = self.cluster.log.leader
-            known = leader is not None and leader is not self and not self.cluster.log.isolated.get(self.name)
-            self.feed(LeaderKnown(leader=_url(leader.name) if known and leader is not None else ""))
+            self.feed(LeaderKnown(leader=_url(self.cluster.log.hint(self))))
         self.feed(MessageArrived(connection=line.number, message=message))
 
     def disconnected(self, line: ControlLine, reason: str) -> None:
@@ -234,6 +271,13 @@ class CoordinatorLife(Process):
                     self.cluster.store.put(
                         self.name, key, effect.manifest, lambda error: self.enter(self._stored, effect, began, error)
                     )
+            case RaiseFence():
+                self.point("fence.before_raise")
+                if self.alive:
+                    key, data = fence_key(effect.incarnation), fence_document(self.cluster.name, effect.incarnation)
+                    self.cluster.store.put(self.name, key, data, lambda error: self.enter(self._fenced, effect, error))
+            case ReadEpoch():
+                self.later(self.cluster.store.delay(), self._read_epoch, effect)
             case Answer():
                 self.cluster.answers[effect.request] = effect.result
             case _:
@@ -242,6 +286,22 @@ class CoordinatorLife(Process):
     def _timer_fired(self) -> None:
         self._timer = None
         self.feed(TimerFired())
+
+    def _fenced(self, order: RaiseFence, error: StoreError | None) -> None:
+        if error is not None:
+            self.feed(FenceFailed(fence=order.fence, incarnation=order.incarnation, cause=str(error)))
+            return
+        self.point("fence.after_raise")
+        if self.alive:
+            self.feed(FenceRaised(fence=order.fence, incarnation=order.incarnation))
+
+    def _read_epoch(self, order: ReadEpoch) -> None:
+        store = self.cluster.store
+        trouble = store.trouble(self.name, "get", f"manifest of epoch {order.epoch}")
+        if trouble is not None:
+            self.feed(EpochUnreadable(epoch=order.epoch, final=False, cause=str(trouble)))
+            return
+        self.feed(read_epoch_from_store(order.epoch, order.manifest, store.reader()))
 
     def _assemble(self, order: AssembleCut, began: int) -> None:
         self.point("cut.before_assemble")
@@ -255,7 +315,13 @@ class CoordinatorLife(Process):
         if trouble is not None:
             event = SnapshotsUnreadable(epoch=order.epoch, participant="", cause=str(trouble))
         else:
-            event = assemble_from_store(order.request, store.objects, self.cluster.keys)
+            reader = store.reader()
+            event = assemble_from_store(order.request, reader, self.cluster.keys)
+            if reader.rotten:
+                self.cluster.rotten_reads.add(order.epoch)
+                self.cluster.probes.hit("rot.noticed_by_assembler")
+            if isinstance(event, CutAssembled):
+                check_noticed(self.cluster, order.epoch, reader.rotten)
         if isinstance(event, CutAssembled):
             self.point("cut.assembled")
             event = CutAssembled(
@@ -277,7 +343,7 @@ class CoordinatorLife(Process):
             self.feed(ManifestStored(epoch=order.epoch, digest=order.digest, took_ns=self.now - began))
 
 
-_SENT: Final = {"StartEpoch": "order.sent", "EpochCommitted": "commit.announced"}
+_SENT: Final = {"StartEpoch": "order.sent", "EpochCommitted": "commit.announced", "Restore": "restore.sent"}
 
 
 def _url(name: str) -> str:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 from protocol.storage.system import SystemCalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from simulations.prng import Prng
 
@@ -80,11 +80,53 @@ class SimulatedDisk(SystemCalls):
         disk.root = _folder_after_cut(self.root, random, {})
         return disk
 
+    def spoil(self, path: str, data: bytes | None) -> None:
+        """Change what lies under a name behind everybody's back, cache and platter; None: it is gone."""
+        *folders, name = path.strip("/").split("/")
+        folder = self.root
+        for each in folders:
+            found = folder.entries[each]
+            assert isinstance(found, _Folder), f"{each} of {path} is no folder"
+            folder = found
+        if data is None:
+            folder.entries.pop(name)
+            folder.durable.pop(name, None)
+            return
+        file = folder.entries[name]
+        assert isinstance(file, _File), f"{path} is no file"
+        file.data = data
+        if file.durable is not None:
+            file.durable = data
+
     def everything(self) -> SimulatedDisk:
         """Another disk with all that is visible: for readers that must not disturb this one."""
         disk = SimulatedDisk()
         disk.root = self.root
         return disk
+
+    # --- for judges ---------------------------------------------------------------------------------------------------
+
+    def find(self, path: str) -> bytes | None:
+        """The bytes of a file, as everybody sees them; None: there is no such file."""
+        found: _File | _Folder | None = self.root
+        for name in path.split("/"):
+            if not isinstance(found, _Folder):
+                return None
+            found = found.entries.get(name)
+        return found.data if isinstance(found, _File) else None
+
+    def find_durable(self, path: str) -> bytes | None:
+        """The bytes of a file that the worst power cut at this moment leaves, as in `image`."""
+        found: _File | _Folder | None = self.root
+        for name in path.split("/"):
+            if not isinstance(found, _Folder):
+                return None
+            found = found.durable.get(name)
+        return (found.durable or b"") if isinstance(found, _File) else None
+
+    def paths(self, *, durable: bool) -> Iterator[str]:
+        """All files by path; `durable`: of those that the worst power cut leaves."""
+        return _paths_under(self.root, "", durable=durable)
 
     # --- the calls ----------------------------------------------------------------------------------------------------
 
@@ -237,6 +279,14 @@ class SimulatedDisk(SystemCalls):
         """One for each call."""
         self._temporary += 1
         return f".tmp-0-{self._temporary:016x}"
+
+
+def _paths_under(folder: _Folder, path: str, *, durable: bool) -> Iterator[str]:
+    for name, what in sorted((folder.durable if durable else folder.entries).items()):
+        if isinstance(what, _Folder):
+            yield from _paths_under(what, f"{path}{name}/", durable=durable)
+        else:
+            yield path + name
 
 
 def _folder_after_cut(folder: _Folder, random: Prng | None, done: dict[int, _File | _Folder]) -> _Folder:

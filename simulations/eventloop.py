@@ -191,6 +191,18 @@ class SimulatedLoop(base_events.BaseEventLoop):
         self._queue.clear()
         self._timers.clear()
 
+    def tasks(self) -> list[SimulatedTask]:
+        """Those that are not done, by number."""
+        return [task for task in self._tasks if not task.done()]
+
+    def timers_where(self, wanted: Callable[[Context], bool]) -> list[events.TimerHandle]:
+        """Timers that have not rung and were set in such a context."""
+        return [timer for timer in self._timers if wanted(timer._context)]  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public tells
+
+    def is_set(self, timer: events.TimerHandle) -> bool:
+        """Whether it has neither rung nor been taken back."""
+        return timer in self._timers
+
     def cancel_tasks(self) -> None:
         """The process ends in order: tell its tasks."""
         for task in list(self._tasks):

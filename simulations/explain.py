@@ -6,24 +6,23 @@ from the first line of a trace file; a trace's last line tells whether this buil
 
 from __future__ import annotations
 
+import json
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
+from simulations.exits import EPILOG_WORK
+
 if TYPE_CHECKING:
+    from simulations.diagram import Scene
     from simulations.options import Run
 
-RUN_LINE: Final = "# run "
-"""Begins the first line of a trace file: options and faults in JSON."""
-DIGEST_LINE: Final = "# digest "
-"""Begins its last one."""
 
-
-@click.command("explain")
-@click.argument("file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seed", type=int, help="The run of this seed, instead of a FILE.")
+@click.command("explain", epilog=EPILOG_WORK)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.option("--seed", type=click.IntRange(-(2**63), 2**63 - 1), help="The run of this seed, instead of a FILE.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Default: FILE.svg.")
 @click.option(
     "--epoch",
@@ -37,10 +36,11 @@ def explain_command(
 ) -> None:
     """Draw a run as a space-time diagram in SVG: messages, markers, the cut, what was in flight, and faults.
 
-    FILE is a replay file (run --save) or a trace (run --trace). The picture has tooltips with ids and numbers.
+    FILE is a replay file (run --save, or of your own agents) or a trace (run --trace). The picture has tooltips with ids and numbers.
     """
     from simulations.diagram import draw
     from simulations.recorder import Recorder
+    from simulations.replay_files import compare, load
     from simulations.run import run
     from simulations.scene import NothingToShow, scene_of
     from simulations.swarm import draw_run
@@ -48,18 +48,20 @@ def explain_command(
     if (file is None) == (seed is None):
         raise click.UsageError("name a FILE or a --seed, and not both")
     window = _ns(begin), _ns(end)
-    expected = ""
     if file is not None:
-        what, expected = load(file)
+        what = load(file)
         target = out or file.with_name(file.name + ".svg")
     else:
         assert seed is not None
         what = draw_run(seed)
         target = out or Path(f"seed-{seed}.svg")
+    if file is not None and what.user is not None:
+        _explain_test(file, what, target, (epoch, *window))
+        return
     recorder = Recorder()
     outcome = run(what, recorder=recorder)
-    if expected and expected != outcome.digest:
-        click.echo(f"{file} is of another build: the same run has other events now", err=True)
+    if file is not None:
+        compare(str(file), what, outcome)
     if not outcome.ok:
         click.echo(f"{outcome.kind}: {outcome.text}")
     try:
@@ -67,39 +69,33 @@ def explain_command(
     except NothingToShow as error:
         raise click.UsageError(str(error)) from None
     target.write_text(draw(scene), encoding="utf-8")
-    flights = sum(1 for arrow in scene.arrows if arrow.role == "flight")
-    click.echo(
-        f"{scene.title}; {flights} in flight, {len(scene.arrows)} arrows, {scene.begin / 1e6:.1f} to {scene.end / 1e6:.1f} ms"
-    )
-    for line in scene.notes:
+    for line in sentences(scene):
         click.echo(line)
     click.echo(f"{target}")
 
 
-def load(file: Path) -> tuple[Run, str]:
-    """Read a replay file or a trace file.
+def _explain_test(file: Path, what: Run, target: Path, window: tuple[int | None, ...]) -> None:
+    """The run of users' agents is drawn by their test."""
+    from simulations.replay_files import compare
+    from simulations.user_command import run_test
+    from simulations.user_test import EXPLAIN, WINDOW
 
-    Returns:
-        The run, and the digest over its events if the file has it.
+    told = run_test(file, what, {EXPLAIN: str(target.absolute()), WINDOW: json.dumps(window)})
+    outcome = told.result()
+    compare(str(file), what, outcome)
+    if not outcome.ok:
+        click.echo(f"{outcome.kind}: {outcome.text}")
+    for line in told.said:
+        if line.startswith("not drawn: "):
+            raise click.UsageError(line.removeprefix("not drawn: "))
+        click.echo(line)
 
-    Raises:
-        click.BadParameter: It is neither.
-    """
-    from simulations.options import decode_run
 
-    data = file.read_bytes()
-    digest = ""
-    try:
-        if data.startswith(RUN_LINE.encode()):
-            first, _, rest = data.partition(b"\n")
-            last = rest.rstrip(b"\n").rpartition(b"\n")[2].decode()
-            digest = last.removeprefix(DIGEST_LINE) if last.startswith(DIGEST_LINE) else ""
-            return decode_run(first.removeprefix(RUN_LINE.encode())), digest
-        return decode_run(data), digest
-    except ValueError as error:
-        raise click.BadParameter(
-            f"{file} is neither a replay file (run --save) nor a trace (run --trace): {error}", param_hint="FILE"
-        ) from None
+def sentences(scene: Scene) -> list[str]:
+    """What is to be said of a picture."""
+    flights = sum(1 for arrow in scene.arrows if arrow.role == "flight")
+    window = f"{scene.begin / 1e6:.1f} to {scene.end / 1e6:.1f} ms"
+    return [f"{scene.title}; {flights} in flight, {len(scene.arrows)} arrows, {window}", *scene.notes]
 
 
 def _ns(ms: float | None) -> int | None:

@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from coordinator.events import AbortRequested, EpochTriggered
+from simulations.control import PATIENCE_NS
 from simulations.options import Fault
-from simulations.prng import stream
+from simulations.oracles.rot import check_listing
+from simulations.prng import sample, shuffled, stream
+from simulations.world import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulations.cluster import SimulatedCluster
+    from simulations.coordinator_node import CoordinatorLife
 
 POINTS: Final = (
     "local.frozen",
@@ -41,8 +46,19 @@ POINTS: Final = (
     "commit.announced",
     "abort.before_propose",
     "abort.applied",
+    "journal.before_sync",
+    "journal.after_sync",
+    "journal.before_vote_sync",
+    "journal.before_rewrite",
+    "file.before_rename",
+    "file.after_rename",
+    "journal.after_rewrite",
 )
-"""Points of the protocol at which a process can be made to crash, in the order of an epoch (as `protocol.failpoints`)."""
+"""Points at which a process can be made to crash: all of `protocol.failpoints`, in the order of an epoch, then the journal's."""
+
+
+TAKEOVER_NS: Final = 10 * SECOND
+"""Until who died is surely a member again: a lease, a registration, two topologies."""
 
 
 class Injector:
@@ -80,6 +96,7 @@ class Injector:
     def count(self, kind: str) -> None:
         """A fault of this kind did something."""
         self.fired[kind] = self.fired.get(kind, 0) + 1
+        self._cluster.probes.hit(f"fault.{kind}")
 
 
 if TYPE_CHECKING:
@@ -91,7 +108,24 @@ if TYPE_CHECKING:
 
 
 def _crash_participant(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.crash_participant(fault.who, fault.for_ns)
+    return _now_or_at(cluster, fault, injector, lambda _: cluster.crash_participant(fault.who, fault.for_ns))
+
+
+def _now_or_at(cluster: SimulatedCluster, fault: Fault, injector: Injector, do: Callable[[str], bool]) -> bool:
+    """Do it now, or when somebody passes the fault's point; whether it is done already."""
+
+    def strike(who: str) -> None:
+        # Behind the step in which the point lies: only a crash of the process itself may cut a step short.
+        cluster.world.at(cluster.world.now, injector._random, strike_now, who)  # noqa: SLF001 - one module
+
+    def strike_now(who: str) -> None:
+        if not cluster.healing and do(who):
+            injector.count(fault.kind)
+
+    if not fault.point:
+        return do("")
+    cluster.probes.arm(fault.point, fault.nth, strike)
+    return False
 
 
 def _crash_coordinator(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -112,9 +146,39 @@ def _crash_at(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bo
     def crash(who: str) -> None:
         crashed = cluster.crash_participant if who in cluster.targets else cluster.crash_coordinator
         if not cluster.healing and crashed(who, fault.for_ns):
+            injector.count("crash-at")
             injector.count(f"crash-at {fault.point}")
 
     cluster.probes.arm(fault.point, fault.nth, crash)
+    return False  # it has done nothing yet
+
+
+def _abort(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """An operator aborts the newest epoch: now, or when the leader passes a point."""
+
+    def ask(who: str) -> None:
+        life = cluster.log.lives.get(who)
+        newest = max(cluster.oracles.history.states, default=0)
+        if cluster.healing or life is None or not life.alive or not newest:
+            return
+        injector.count("abort")
+        life.feed(AbortRequested(request=f"abort-{newest}", epoch=newest, reason="an operator wants it so"))
+
+    if fault.point:
+        cluster.probes.arm(fault.point, fault.nth, ask)
+    elif cluster.log.leader is not None:
+        leader = cluster.log.leader
+        leader.enter(ask, leader.name)
+    return False  # counted when it is asked
+
+
+def _trigger(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """An operator wants an epoch, and another one in the same instant."""
+    leader = cluster.log.leader
+    if leader is None or not leader.alive:
+        return False
+    for number in range(2):
+        leader.enter(leader.feed, EpochTriggered(request=f"trigger-{fault.at_ns}-{number}", reason="an operator"))
     return True
 
 
@@ -128,13 +192,27 @@ def _pause(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
 
 
 def _pause_coordinator(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    life = cluster.log.leader if not fault.who else cluster.log.lives.get(fault.who)
-    if life is None or not life.alive or life.asleep is not None:
-        return False
-    life.suspend()
-    cluster.log.look()
-    cluster.world.after(fault.for_ns, injector._random, _wake_coordinator, cluster, life)  # noqa: SLF001 - one module
-    return True
+    def pause(who: str) -> bool:
+        life = cluster.log.leader if not fault.who else cluster.log.lives.get(fault.who)
+        if who:
+            life = cluster.log.lives.get(who)
+        if life is None or not life.alive or life.asleep is not None:
+            return False
+        life.suspend()
+        cluster.log.look()
+        random = injector._random  # noqa: SLF001 - one module
+        cluster.world.after(fault.for_ns, random, _wake_coordinator, cluster, life)
+        cluster.world.after(PATIENCE_NS, random, _unanswered, life)
+        return True
+
+    return _now_or_at(cluster, fault, injector, pause)
+
+
+def _unanswered(life: CoordinatorLife) -> None:
+    """Who is connected to a coordinator that has stopped gets no answer to pings, and looks for another one."""
+    if life.alive and life.asleep is not None:
+        for line in list(life.lines.values()):
+            line.cut("no answer to a ping")
 
 
 def _wake_coordinator(cluster: SimulatedCluster, life: object) -> None:
@@ -151,11 +229,14 @@ def _wake_coordinator(cluster: SimulatedCluster, life: object) -> None:
 
 
 def _leave(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    life = cluster.lives.get(fault.who)
-    if life is None or not life.alive or not life.member:
-        return False
-    life.enter(life.leave)
-    return True
+    def leave(_: str) -> bool:
+        life = cluster.lives.get(fault.who)
+        if life is None or not life.alive or not life.member:
+            return False
+        life.enter(life.leave)
+        return True
+
+    return _now_or_at(cluster, fault, injector, leave)
 
 
 # --- network ----------------------------------------------------------------------------------------------------------
@@ -194,6 +275,79 @@ def _end_partition(cluster: SimulatedCluster, fault: Fault) -> None:
             cluster.network.unblock(fault.who, name)
             if fault.other != "out":
                 cluster.network.unblock(name, fault.who)
+
+
+def _split(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    for source, target in _severed(cluster, fault):
+        cluster.network.block(source, target)
+    return bool(_severed(cluster, fault))
+
+
+def _end_split_of(cluster: SimulatedCluster, fault: Fault) -> None:
+    for source, target in _severed(cluster, fault):
+        cluster.network.unblock(source, target)
+
+
+def _severed(cluster: SimulatedCluster, fault: Fault) -> list[tuple[str, str]]:
+    """The directions that a partition of this shape takes away; by the fault alone, so that its end undoes its begin.
+
+    ``partition-ring``: each still reaches its two neighbours. ``partition-bridge``: two halves, and one participant that
+    reaches both. ``partition-halves``: two halves; with `other` ``out`` only one direction between them.
+    """
+    order = shuffled(stream(fault.at_ns, "partition"), cluster.participants)
+    count = len(order)
+    place = {name: index for index, name in enumerate(order)}
+    found = []
+    for source in order:
+        for target in order:
+            one, other = place[source], place[target]
+            apart = (one - other) % count
+            across = (one < count // 2) != (other < count // 2)
+            if (
+                (fault.kind == "partition-ring" and apart not in {0, 1, count - 1})
+                or (fault.kind == "partition-bridge" and across and count - 1 not in (one, other))
+                or (fault.kind == "partition-halves" and across and (fault.other != "out" or one < other))
+            ):
+                found.append((source, target))
+    return found
+
+
+def _swizzle(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """Some participants are clogged one after the other, and then unclogged one after the other in another order."""
+    random = injector._random  # noqa: SLF001 - one module
+    half = max(1, fault.for_ns // 2)
+    chosen = sample(random, cluster.participants, random.between(1, len(cluster.participants)))
+    for name in chosen:
+        clog = Fault(kind="swizzle", who=name)
+        # Once begun it ends: what heals the world has taken it away by then, and says so.
+        cluster.world.after(random.below(half), random, _clog, cluster, clog, half + random.below(half), injector)
+    return True
+
+
+def _clog(cluster: SimulatedCluster, fault: Fault, for_ns: int, injector: Injector) -> None:
+    if cluster.healing:
+        return
+    cluster.probes.hit("network.clogged")
+    _partition(cluster, fault, injector)
+    cluster.world.after(for_ns, injector._random, _unclog, cluster, fault)  # noqa: SLF001 - one module
+
+
+def _unclog(cluster: SimulatedCluster, fault: Fault) -> None:
+    if not cluster.healing:
+        _end_partition(cluster, fault)
+
+
+def _takeover(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A participant dies, and when it is back what its earlier life had sent turns up as well."""
+    if not cluster.crash_participant(fault.who, fault.for_ns):
+        return False
+    cluster.network.zombies = 1000
+    return True
+
+
+def _end_takeover(cluster: SimulatedCluster, fault: Fault) -> None:
+    random = stream(fault.at_ns, "takeover")
+    cluster.world.after(TAKEOVER_NS, random, _end_zombies, cluster, fault)
 
 
 def _slow(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -305,6 +459,13 @@ def _log_rate(attribute: str) -> tuple[_Begin, _End]:
     return begin, end
 
 
+def _install(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A coordinator is away for so long that it must be sent a snapshot."""
+    cluster.log.wants_snapshot.add(fault.who)
+    cluster.log.isolate(fault.who)
+    return True
+
+
 def _lag(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     cluster.log.lag = fault.rate * 1_000_000
     return True
@@ -337,6 +498,20 @@ def _store_rate(attribute: str) -> tuple[_Begin, _End]:
     return begin, end
 
 
+def _rot(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """An object that lies in the store is spoiled; not the last copy of what an epoch still needs to end."""
+    return cluster.store.rot(cluster.sealed_objects())
+
+
+def _stale_list(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """Listings are behind, or empty, just when somebody looks."""
+    behind = cluster.store.stale(fault.for_ns if fault.rate else cluster.world.now)
+    looked = check_listing(cluster, behind)
+    if looked:
+        cluster.probes.hit("store.stale_list")
+    return bool(looked)
+
+
 def _power_cut(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.options.disk and cluster.power_cut(fault.for_ns)
 
@@ -347,12 +522,34 @@ def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return True
 
 
+# --- drivers (the second mode) ------------------------------------------------------------------------------------------
+
+
+def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stop_in_order(fault.who)
+
+
+def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.half_open_control(fault.who)
+
+
+def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.drivers_stuck(fault.who)
+
+
+def _end_stuck(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.drivers_freed(fault.who)
+
+
 KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "crash": (_crash_participant, None),
     "crash-coordinator": (_crash_coordinator, None),
     "crash-leader": (_crash_leader, None),
     "crash-coordinators": (_crash_all, None),
     "crash-at": (_crash_at, None),
+    "takeover": (_takeover, _end_takeover),
+    "abort": (_abort, None),
+    "trigger": (_trigger, None),
     "pause": (_pause, None),
     "pause-coordinator": (_pause_coordinator, None),
     "leave": (_leave, None),
@@ -360,6 +557,10 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "half-open": (_half_open, None),
     "block": (_block, _unblock),
     "partition": (_partition, _end_partition),
+    "partition-ring": (_split, _end_split_of),
+    "partition-bridge": (_split, _end_split_of),
+    "partition-halves": (_split, _end_split_of),
+    "swizzle": (_swizzle, None),
     "slow": (_slow, _end_slow),
     "duplicate": _rate("duplicate"),
     "reorder": _rate("reorder"),
@@ -378,13 +579,29 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "log-late": _log_rate("late"),
     "log-twice": _log_rate("twice"),
     "log-lag": (_lag, _end_lag),
+    "log-install": (_install, _rejoin),
+    "log-stale": _log_rate("stale"),
     "store-down": (_store_down, _end_store_down),
     "store-fail": _store_rate("fail"),
     "store-unheard": _store_rate("unheard"),
     "store-slow": _store_rate("slow"),
+    "store-busy": _store_rate("busy"),
+    "store-hang": _store_rate("hang"),
+    "store-rot": (_rot, None),
+    "store-rot-upload": _store_rate("rot_upload"),
+    "store-rot-manifest": _store_rate("rot_manifest"),
+    "store-rot-read": _store_rate("rot_read"),
+    "store-stale-list": (_stale_list, None),
     "disk-fsync": _store_rate("fsync_fails"),
     "disk-died": _store_rate("die_in_put"),
     "power-cut": (_power_cut, None),
     "clock": (_clock, None),
+    "stop": (_stop, None),
+    "stop-coordinator": (_stop, None),
+    "store-stuck": (_stuck, _end_stuck),
+    "half-open-control": (_half_open_control, None),
 }
 """Kind -> what begins it (whether it did anything), and what ends it after its length."""
+
+DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck")
+"""Kinds that do nothing where the simulator itself is the driver: not drawn there."""

@@ -53,7 +53,19 @@ _NOWHERE = Stream("", 0, "", 0)
 class GhostCut:
     """What one participant was at its cut of an epoch."""
 
-    __slots__ = ("at", "clock", "mailboxes", "received", "sent", "session", "states", "timers", "topology", "unrouted")
+    __slots__ = (
+        "at",
+        "clock",
+        "mailboxes",
+        "received",
+        "sent",
+        "session",
+        "since",
+        "states",
+        "timers",
+        "topology",
+        "unrouted",
+    )
 
     def __init__(self, life: GhostLife, at: int, states: dict[str, bytes], mailboxes: dict[str, list[bytes]]) -> None:
         self.at = at
@@ -66,6 +78,8 @@ class GhostCut:
         self.timers: dict[str, int] = {}
         self.unrouted = [data for _, data in life.unrouted]
         self.topology = life.version
+        self.since = life.kept
+        """The epoch that this one builds on: the newest that its life had been told to keep; 0: none."""
 
 
 class GhostLife:
@@ -76,6 +90,7 @@ class GhostLife:
         self._life = life
         self.name = life.name
         self.number = life.number
+        self.boot_id = life.boot_id
         self.session: int = 0
         self.version: int = 0
         self.term = 0
@@ -91,6 +106,8 @@ class GhostLife:
         self.reported: dict[int, str] = {}
         self.ends: dict[int, str] = {}
         """Epoch -> how it ended, as this life was told."""
+        self.kept: int = 0
+        """The newest epoch that this life builds on."""
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +133,8 @@ class GhostLife:
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         """These go into mailboxes here: a run of messages from one participant, or of this one's own."""
-        source = self._ghost.home(deliveries[0][0].source)
+        first = deliveries[0][0]
+        source = self._ghost.inputs.get(first.id) or self._ghost.home(first.source)
         if source == self.name:
             return
         stream = self.incoming.get(source)
@@ -146,6 +164,11 @@ class GhostLife:
             what = f"is message {where[0]} of it" if where else "was never sent on it"
             raise Violation("I6", f"{stream}: what arrives as message {number} {what}; {len(stream.sent)} were sent")
         raise AssertionError("lists that differ differ somewhere")
+
+    def ingested(self, message: Delivery) -> None:
+        """A message from outside was accepted here."""
+        self._ghost.inputs[message[0].id] = self.name
+        self.sent((message,))
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
@@ -233,6 +256,8 @@ class GhostLog:
         self.oracles: Oracles
         self.homes: dict[str, str] = {}
         """Agent -> participant that hosts it, always."""
+        self.inputs: dict[bytes, str] = {}
+        """Id of a message from outside -> participant that accepted it."""
         self.streams: dict[tuple[int, int], Stream] = {}
         self.cuts: dict[tuple[int, int], GhostCut] = {}
         """(session, epoch) -> cut."""

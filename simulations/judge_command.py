@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
+
+from coordinator.cli.exits import Exit, Failure
+from simulations.exits import EPILOG_MUTANTS, EPILOG_WORK
+
+if TYPE_CHECKING:
+    from simulations.options import Run
 
 TABLE_BEGIN: Final = "<!-- mutants: begin -->"
 TABLE_END: Final = "<!-- mutants: end -->"
 
 
-@click.command("mutants")
+@click.command("mutants", epilog=EPILOG_MUTANTS)
 @click.option("--seeds", type=click.IntRange(1), default=2000, show_default=True, help="Seeds for each, at most.")
 @click.option("--only", multiple=True, help="Only this one; may be repeated.")
 @click.option(
@@ -44,30 +51,67 @@ def mutants_command(seeds: int, only: tuple[str, ...], write: Path | None) -> No
         raise click.ClickException(f"never caught: {', '.join(missed)}")
 
 
-@click.command("shrink")
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.command("shrink", epilog=EPILOG_WORK)
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: FILE with .small before its end."
 )
-@click.option("--trials", type=click.IntRange(1), default=400, show_default=True, help="Runs at most.")
+@click.option("--trials", type=click.IntRange(2, 1_000_000), default=400, show_default=True, help="Runs at most.")
 def shrink_command(file: Path, output: Path | None, trials: int) -> None:
-    """Make the failing run of a FILE (from ``run --save``) as small as it gets."""
-    from simulations.options import decode_run, encode_run
+    """Make the failing run of a FILE as small as it gets; only what breaks the same invariant is kept.
+
+    Kinds of faults go first, then single ones, then participants, time and knobs of the world; of your own agents' runs also
+    messages from outside. The smallest so far is in the output file at any time: Ctrl-C keeps it.
+    """
+    from simulations.command import describe_fault
+    from simulations.options import encode_run
+    from simulations.replay_files import load
     from simulations.run import run
     from simulations.shrink import Shrinker
+    from simulations.user_test import write
 
-    try:
-        what = decode_run(file.read_bytes())
-    except ValueError as error:
-        raise click.BadParameter(f"{file}: {error}") from None
+    what = load(file)
+    target = output or file.with_suffix(".small.json")
+    if what.user is not None:
+        _shrink_test(file, what, target, trials)
+        return
     outcome = run(what)
     if outcome.ok:
-        raise click.ClickException(f"{file} does not fail: there is nothing to shrink")
+        raise _nothing(file)
     click.echo(f"{outcome.kind}: {outcome.text}")
-    small = Shrinker(what, outcome, tell=click.echo, trials_max=trials).shrink()
-    target = output or file.with_suffix(".small.json")
+    small = Shrinker(
+        what,
+        outcome,
+        tell=click.echo,
+        trials_max=trials,
+        smaller=lambda found: write(target, found),
+    ).shrink()
     target.write_bytes(encode_run(small))
     click.echo(
-        f"{len(what.faults)} faults became {len(small.faults)}, {what.options.nodes} participants {small.options.nodes}"
+        f"{len(what.faults)} faults became {len(small.faults)}, {what.options.nodes} participants {small.options.nodes}, "
+        f"{what.options.faults_ns / 1e9:.1f} s {small.options.faults_ns / 1e9:.1f} s"
     )
-    click.echo(f"cleancut simulate replay {target}")
+    for fault in small.faults:
+        click.echo(f"  {describe_fault(fault)}")
+    click.echo(f"cleancut simulate replay {shlex.quote(str(target))}")
+
+
+def _shrink_test(file: Path, what: Run, target: Path, trials: int) -> None:
+    """The run of users' agents is made smaller by their test."""
+    from simulations.user_command import run_test
+    from simulations.user_test import OUTPUT, SHRINK
+
+    told = run_test(file, what, {SHRINK: str(trials), OUTPUT: str(target.absolute())})
+    outcome = told.result()
+    if outcome.ok:
+        raise _nothing(file)
+    click.echo(f"{outcome.kind}: {outcome.text}")
+    for line in told.said:
+        click.echo(line)
+    if told.smaller is None:
+        raise Failure(Exit.REFUSED, f"{file}: the same run is not the same twice", "see the test's own message")
+    click.echo(f"cleancut simulate replay {shlex.quote(str(target))}")
+
+
+def _nothing(file: Path) -> Failure:
+    return Failure(Exit.REFUSED, f"{file} does not fail: there is nothing to shrink")

@@ -4,13 +4,18 @@ What may happen to a proposal: it is committed and its proposer hears of it, or 
 committed seconds later, under the next leader (as one that was on its way); it is committed twice. What is committed is
 applied by every replica in order, each when it gets there.
 
-A leader is told so only when its replica has applied all that was committed before. A deposed one learns of it late.
+A leader is told so only when its replica has applied all that was committed before. A deposed one learns of it late, and who
+does not lead may name somebody who does not either. A replica that was away may be sent a snapshot in place of the entries.
+
+Every replica writes what it gets to its journal, a vote too, and rewrites it now and then; the points of these steps are
+those of the real one.
 """
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
 
 from simulations.prng import stream
 from simulations.world import MS, SECOND
@@ -37,6 +42,8 @@ class ReplicatedLog:
         self.names = [f"c{number + 1}" for number in range(options.coordinators)]
         self.lives: dict[str, CoordinatorLife] = {}
         self.entries: list[str] = []
+        self.commands: list[dict[str, Any]] = []
+        """The same, decoded; for those who only look."""
         self.term = 0
         self.leader: CoordinatorLife | None = None
         self.isolated: dict[str, int] = {}
@@ -45,6 +52,10 @@ class ReplicatedLog:
         """Chances in 1,000."""
         self.lag = 0
         """Added to the time until a follower applies, ns at most."""
+        self.stale = 0
+        """Chances in 1,000 that who does not lead names a coordinator that may not lead either."""
+        self.wants_snapshot: set[str] = set()
+        """Replicas whose missing entries the others have compacted; asked, never iterated."""
         self._election_due = False
 
     # --- elections ----------------------------------------------------------------------------------------------------
@@ -76,6 +87,8 @@ class ReplicatedLog:
         self._election_due = False
         if not wanted and self.leader is not None and self.healthy(self.leader):
             return
+        for life in self._majority():
+            life.point("journal.before_vote_sync")
         voters = self._majority()
         if not voters:
             return  # `look` is called again when somebody comes back
@@ -98,7 +111,7 @@ class ReplicatedLog:
     def submit(self, life: CoordinatorLife, text: str) -> None:
         """A coordinator proposes; the answer comes back to it as an event, or not at all."""
         world, random = self._world, self._random
-        client, number = json.loads(text)["id"]
+        client, number = msgspec.json.decode(text)["id"]
         identity = (str(client), int(number))
         if self.isolated.get(life.name):
             self._give_up_later(life, identity)
@@ -150,6 +163,7 @@ class ReplicatedLog:
             self._probes.hit("log.no_quorum")
             return  # it was on its way, and there is nobody to commit it
         self.entries.append(text)
+        self.commands.append(msgspec.json.decode(text))
         index = len(self.entries)
         for name in self.names:
             life = self.lives.get(name)
@@ -158,7 +172,16 @@ class ReplicatedLog:
             lag = 0 if life is self.leader else self._random.below(3 * MS)
             if self.lag and life is not self.leader:
                 lag += self._random.below(self.lag)
-            self._world.after(lag, self._random, life.enter, life.apply_through, index)
+            self._world.after(lag, self._random, life.enter, life.entries_arrived, index)
+
+    def hint(self, life: CoordinatorLife) -> str:
+        """Whom this one takes for the leader; "" for nobody."""
+        if self.isolated.get(life.name):
+            return ""
+        if self.stale and self._random.chance(self.stale, 1000):
+            self._probes.hit("log.stale_hint")
+            return self.names[self._random.below(len(self.names))]
+        return self.leader.name if self.leader is not None and self.leader is not life else ""
 
     # --- partitions ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +197,9 @@ class ReplicatedLog:
         if self.isolated[name] or life is None or not life.alive:
             self.look()
             return
+        if name in self.wants_snapshot and self.leader is not None and self.leader is not life:
+            self.wants_snapshot.discard(name)
+            self._world.after(self._travel(), self._random, life.enter, life.install, self.leader)
         self._world.after(self._travel(), self._random, life.enter, life.apply_through, len(self.entries))
         if self.leader is not None and self.leader is not life:
             self._world.after(20 * MS, self._random, life.enter, life.lost_leadership, self.leader.name, self.term)
@@ -189,7 +215,8 @@ class ReplicatedLog:
 
     def heal(self) -> None:
         """No faults any more."""
-        self.refuse = self.lose = self.silent = self.late = self.twice = self.lag = 0
+        self.refuse = self.lose = self.silent = self.late = self.twice = self.lag = self.stale = 0
+        self.wants_snapshot.clear()
         for name, count in list(self.isolated.items()):
             for _ in range(count):
                 self.rejoin(name)

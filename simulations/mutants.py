@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from simulations import mutants_store as at_store
+from simulations.runtimes import mutants as at_drivers
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -51,6 +54,8 @@ class Mutant:
     patch: Callable[[Patcher], None]
     blind: bool = True
     """The assembler passes every cut."""
+    runtimes: bool = False
+    """Of the drivers: only the second mode has it."""
 
 
 @contextmanager
@@ -438,52 +443,42 @@ def _obeys_any_term(patcher: Patcher) -> None:
     patcher.method(ParticipantMachine, "step", make)
 
 
+def _join_open(patcher: Patcher) -> None:
+    from coordinator.ledger import Ledger
+    from coordinator.registry import Registry
+
+    def make(change: Any, ledger_of: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - the patched method
+        def hasty(self: Any, argument: Any) -> Any:  # noqa: ANN401 - as the method
+            inside = vars(ledger_of(self))
+            still, inside["_open"] = inside["_open"], []
+            try:
+                return change(self, argument)
+            finally:
+                inside["_open"] = still
+
+        return hasty
+
+    patcher.method(Ledger, "_change_topology", lambda change: make(change, lambda ledger: ledger))
+    patcher.method(Registry, "keep_topology", lambda keep: make(keep, lambda registry: registry._desk.ledger))  # noqa: SLF001 - as above
+
+
+def _maker_matters(patcher: Patcher) -> None:
+    import coordinator.keeper as keeper
+
+    def make(request_for: Any) -> Any:  # noqa: ANN401 - the patched function
+        def personal(state: Any, record: Any) -> Any:  # noqa: ANN401 - as the function
+            request = request_for(state, record)
+            return replace(request, policy=f"{request.policy} in term {state.term}")
+
+        return personal
+
+    patcher.method(keeper, "request_for", make)
+
+
 def _no_retry(patcher: Patcher) -> None:
     from coordinator.proposals import Proposals
 
     patcher.method(Proposals, "attempt_failed", lambda _: lambda self, id_, now: None)
-
-
-# --- the disk ---------------------------------------------------------------------------------------------------------
-
-
-def _no_folder_sync(patcher: Patcher) -> None:
-    from protocol.storage.filesystem import FilesystemStore
-
-    patcher.method(FilesystemStore, "_sync_name", lambda _: lambda self, key, folder: None)
-
-
-def _folder_believed(patcher: Patcher) -> None:
-    from protocol.storage.filesystem import FilesystemStore
-
-    patcher.method(FilesystemStore, "_change", lambda _: lambda self, folder: None)
-
-
-def _sync_of_files(make: Callable[[Any, Any, int], None]) -> Callable[[Patcher], None]:
-    """The store's call of fsync on a file, done in another way."""
-
-    def patch(patcher: Patcher) -> None:
-        from simulations.disk import SimulatedDisk
-
-        def wrap(sync: Any) -> Any:  # noqa: ANN401 - the patched method
-            def otherwise(self: SimulatedDisk, descriptor: int) -> None:
-                if self.is_folder(descriptor):
-                    sync(self, descriptor)
-                else:
-                    make(self, sync, descriptor)
-
-            return otherwise
-
-        patcher.method(SimulatedDisk, "sync", wrap)
-
-    return patch
-
-
-def _sync_twice(disk: Any, sync: Any, descriptor: int) -> None:  # noqa: ANN401 - as the method
-    try:
-        sync(disk, descriptor)
-    except OSError:
-        sync(disk, descriptor)
 
 
 MUTANTS: Final[dict[str, Mutant]] = {
@@ -505,12 +500,28 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "unrouted-forgotten": Mutant(what="messages without a host are not part of the cut", patch=_unrouted_forgotten),
     "channel-dropped": Mutant(what="recorded channel states are not written", patch=_channel_dropped),
     "snapshot-before-packs": Mutant(what="reported while packs are not durable yet", patch=_in_driver),
-    "no-file-sync": Mutant(what="a put is answered before its bytes are synced", patch=_sync_of_files(lambda *_: None)),
-    "no-folder-sync": Mutant(what="a put is answered before its name is synced", patch=_no_folder_sync),
-    "sync-again": Mutant(what="an fsync that failed is tried again and believed", patch=_sync_of_files(_sync_twice)),
-    "folder-believed": Mutant(
-        what="a folder's fsync is believed although an earlier one failed", patch=_folder_believed
+    "no-file-sync": Mutant(
+        what="a put is answered before its bytes are synced", patch=at_store.sync_of_files(lambda *_: None)
     ),
+    "no-folder-sync": Mutant(what="a put is answered before its name is synced", patch=at_store.no_folder_sync),
+    "sync-again": Mutant(
+        what="an fsync that failed is tried again and believed", patch=at_store.sync_of_files(at_store.sync_twice)
+    ),
+    "folder-believed": Mutant(
+        what="a folder's fsync is believed although an earlier one failed", patch=at_store.folder_believed
+    ),
+    "digest-unchecked": Mutant(
+        what="an object is decoded although its digest is not that of its name", patch=at_store.digest_unchecked
+    ),
+    "chunk-unchecked": Mutant(what="a chunk is taken whatever its digest is", patch=at_store.chunk_unchecked),
+    "packs-unread": Mutant(what="verification does not look into packs", patch=at_store.packs_unread),
+    "listing-believed": Mutant(what="what a listing does not name is called lost", patch=at_store.listing_believed),
+    "damage-stays": Mutant(what="a damaged object is in the way of the right one", patch=at_store.damage_stays),
+    "mac-unchecked": Mutant(what="frames are taken whatever their MAC is", patch=at_store.mac_unchecked),
+    "aborted-forgets": Mutant(
+        what="what had changed before an aborted epoch counts as stored", patch=at_store.aborted_forgets
+    ),
+    "aborted-named": Mutant(what="chunks of an aborted epoch are named by the next", patch=at_store.aborted_named),
     "any-report": Mutant(what="a report of an older epoch counts for the open one", patch=_any_report),
     "epoch-reused": Mutant(what="an aborted epoch's number is used again", patch=_epoch_reused),
     "manifest-before-seal": Mutant(
@@ -523,6 +534,37 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "sealed-aborted": Mutant(what="a sealed epoch can be aborted", patch=_sealed_aborted),
     "any-term": Mutant(what="the ledger takes commands of a deposed leader", patch=_any_term),
     "obeys-any-term": Mutant(what="participants obey a deposed leader", patch=_obeys_any_term),
+    "join-open": Mutant(what="the topology changes while an epoch is open", patch=_join_open),
+    "maker-matters": Mutant(what="a manifest's bytes depend on who leads", patch=_maker_matters),
     "no-retry": Mutant(what="a proposal that was lost is not made again", patch=_no_retry),
+    "unheard-report": Mutant(
+        what="the uploader reports before the store has answered", patch=at_drivers.unheard_report, runtimes=True
+    ),
+    "effects-reversed": Mutant(
+        what="a participant carries out effects from right to left", patch=at_drivers.effects_reversed, runtimes=True
+    ),
+    "orders-reversed": Mutant(
+        what="a coordinator carries out effects from right to left", patch=at_drivers.orders_reversed, runtimes=True
+    ),
+    "replaced-kept": Mutant(
+        what="the hub keeps the older connection of a session", patch=at_drivers.replaced_kept, runtimes=True
+    ),
+    "store-awaited": Mutant(
+        what="the leader waits for ever for a store that hangs", patch=at_drivers.store_awaited, runtimes=True
+    ),
+    "timer-kept": Mutant(
+        what="the coordinator's timer is not set anew for an earlier instant",
+        patch=at_drivers.timer_kept,
+        runtimes=True,
+    ),
+    "timer-unheard": Mutant(
+        what="a participant's timer rings, and its machine is not told", patch=at_drivers.timer_unheard, runtimes=True
+    ),
+    "failure-unheard": Mutant(
+        what="an upload that failed counts as done", patch=at_drivers.failure_unheard, runtimes=True
+    ),
+    "lost-unsaid": Mutant(
+        what="the hub does not tell of connections that are lost", patch=at_drivers.lost_unsaid, runtimes=True
+    ),
 }
 """By name. Those of recovery and garbage collection join when these are simulated."""

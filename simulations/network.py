@@ -1,7 +1,7 @@
 """Frames between participants: streams that break, or a broker that repeats, overtakes and loses.
 
 Streams: one connection for each direction, dialed by the source. Frames arrive in order, or not at all from where it was
-cut. A partition holds frames back, as TCP does, and the connection breaks when it lasts too long. Half-open: frames vanish
+cut, which may be in the middle of one. A partition holds frames back, as TCP does, and the connection breaks when it lasts too long. Half-open: frames vanish
 without a word until somebody notices.
 
 Broker: no connections. While a fault says so, frames are repeated, overtake each other, or are lost.
@@ -53,6 +53,7 @@ class Pipe:
         "source",
         "target",
         "threshold",
+        "torn",
     )
 
     def __init__(self, source: str, target: str, random: Prng) -> None:
@@ -81,6 +82,8 @@ class Pipe:
         self.first: deque[bytes] = deque(maxlen=REMEMBERED)
         """The first frames of each connection: after a restart their numbers come up once more."""
         self.first_wanted = 0
+        self.torn = 0
+        """Generation of a connection that was cut in the middle of a frame, whose beginning has still to arrive; 0: none."""
 
 
 class Network:
@@ -161,6 +164,10 @@ class Network:
     def _arrive(self, pipe: Pipe, generation: int, frame: bytes) -> None:
         if generation != pipe.generation and self._world.now > pipe.threshold:
             self._probes.hit("network.cut_in_flight")
+            if generation == pipe.torn:
+                pipe.torn = 0
+                self._probes.hit("network.cut_mid_frame")
+                self._intrude(pipe.target, frame[: pipe.random.below(len(frame))])
             return
         if pipe.blocked:
             if self._options.broker:
@@ -250,6 +257,8 @@ class Network:
             if pipe.connected is not None:
                 found = True
                 survivors = pipe.random.below(2 * (self._options.latency_ns + self._options.jitter_ns + pipe.slow))
+                if not self._options.broker and pipe.random.chance(1, 2):
+                    pipe.torn = pipe.generation
                 self._break(pipe, "cut", survivors_ns=survivors)
         return found
 

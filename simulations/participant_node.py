@@ -10,9 +10,12 @@ memory.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+from blake3 import blake3
 
 from participant.codec import MessageRegistry
+from participant.context import encode_envelope
 from participant.host import AgentHost
 from participant.machine import ParticipantMachine
 from participant.machine_events import (
@@ -28,6 +31,7 @@ from participant.machine_events import (
     FrameArrived,
     KeepLocal,
     LeaveRequested,
+    MessageIngested,
     PeerConnected,
     PeerDisconnected,
     RecordLocal,
@@ -37,10 +41,11 @@ from participant.machine_events import (
     TimerFired,
     TurnCommitted,
 )
+from participant.peers import ChannelLimits
 from participant.state import CutClock
-from protocol.errors import WireError
-from protocol.ids import Instant, ParticipantId
-from protocol.messages import LocalReport, Register
+from protocol.errors import Overloaded, Refused, WireError
+from protocol.ids import MESSAGE_ID_BYTES, AgentId, Instant, MessageId, ParticipantId
+from protocol.messages import Envelope, LocalReport, Register
 from simulations.control import ControlClient
 from simulations.prng import stream
 from simulations.uploads import Uploads
@@ -52,9 +57,30 @@ if TYPE_CHECKING:
     from participant.agent import Agent
     from participant.failure import DeadLettered, Parked, Stopped
     from participant.machine_events import Delivery, Effect, Event
-    from protocol.messages import ToParticipant
+    from protocol.messages import Member, ToParticipant
+    from protocol.topology import Topology
     from simulations.cluster import SimulatedCluster
     from simulations.ghost import GhostLife
+    from simulations.options import Options
+
+
+def channel_limits(options: Options) -> ChannelLimits:
+    """Of every participant of a world."""
+    return ChannelLimits(
+        frame_bytes=options.frame_bytes,
+        window_bytes=options.window_bytes,
+        reorder_bytes=options.reorder_bytes,
+        resend_ns=options.resend_ns,
+        resend_ns_max=options.resend_ns_max,
+        parked_bytes=options.parked_bytes,
+    )
+
+
+OUTSIDE: Final = AgentId("outside/ingest")
+_LONG: Final = 100
+"""Messages of a mailbox that counts as long."""
+_MANY: Final = 30
+"""Messages of one channel state that counts as long."""
 
 
 class ParticipantLife(Process):
@@ -77,19 +103,10 @@ class ParticipantLife(Process):
         self.boot_id = f"{name}-{number}"
         self.peers: dict[str, str] = {}
         self.member = False
+        self._ingested = 0
         self.ended = ""
         """Why this life ended by itself."""
-        registry = MessageRegistry.of_agents(agents, cluster.workload.messages)
-        self.cut_clock = CutClock()
-        self.hosts = [AgentHost(agent, registry, self.cut_clock) for agent in agents]
-        self.machine = ParticipantMachine(
-            ParticipantId(name),
-            max_concurrent_epochs=max(2, cluster.options.max_concurrent),
-            recording_bytes_max=cluster.options.recording_bytes_max,
-        )
-        self.pump = cluster.workload.pump(self)
-        self.uploads = Uploads(self)
-        self.control = ControlClient(self)
+        self._build()
         self.ghost: GhostLife = cluster.ghost.born(self)
         self.codec = cluster.codec
         self._tick_due = False
@@ -109,6 +126,22 @@ class ParticipantLife(Process):
             DeadLetter: self._dead_letter,
             EndParticipant: self._end_participant,
         }
+
+    def _build(self) -> None:
+        """Make the parts of this life."""
+        cluster = self.cluster
+        self.registry = registry = MessageRegistry.of_agents(self.agents, cluster.workload.messages)
+        self.cut_clock = CutClock()
+        self.hosts = [AgentHost(agent, registry, self.cut_clock) for agent in self.agents]
+        self.machine = ParticipantMachine(
+            ParticipantId(self.name),
+            max_concurrent_epochs=max(2, cluster.options.max_concurrent),
+            recording_bytes_max=cluster.options.recording_bytes_max,
+            channel_limits=channel_limits(cluster.options),
+        )
+        self.pump = cluster.workload.pump(self)
+        self.uploads = Uploads(self)
+        self.control = ControlClient(self)
 
     def start(self) -> None:
         """Begin to connect."""
@@ -132,10 +165,17 @@ class ParticipantLife(Process):
             carry[type(effect)](effect)
 
     def wake(self) -> None:
-        """Have `_tick` run soon."""
-        if not self._tick_due and self.alive:
+        """Have `_tick` run soon, if it has anything to do: after most events it has not."""
+        if not self._tick_due and self.alive and (self.pump.busy or self.machine.flush_wanted):
             self._tick_due = True
-            self.world.at(self.now, self.random, self.enter, self._tick)
+            world = self.world
+            if self.now > world.now:
+                world.at(self.now, self.random, self.enter, self._tick)
+            else:
+                world.soon(self.random, self._enter_tick)
+
+    def _enter_tick(self) -> None:
+        self.enter(self._tick)
 
     def _tick(self) -> None:
         self._tick_due = False
@@ -178,6 +218,35 @@ class ParticipantLife(Process):
     def turn_parked(self, outcome: Parked) -> None:
         """A turn waits for a decision from outside."""
         raise AssertionError(f"{outcome.agent} makes steps, and simulated participants have no effect ledger")
+
+    # --- from outside -------------------------------------------------------------------------------------------------
+
+    @property
+    def in_flight_bytes(self) -> int:
+        """What the limit on outside input looks at."""
+        return self.machine.outgoing_bytes + self.machine.unrouted_bytes + self.pump.mailbox_bytes
+
+    def ingest(self, agent: str, message: object) -> Overloaded | Refused | None:
+        """As `Participant.ingest_nowait`: outside input to an agent anywhere.
+
+        Returns:
+            Why it is refused; None: it was accepted.
+        """
+        if not self.member or self.machine.leaving:
+            return Refused("leaving", f"{self.name} takes no input")
+        limit = self.cluster.workload.in_flight_bytes_max
+        if self.in_flight_bytes > limit:
+            return Overloaded(f"{self.in_flight_bytes} bytes are in flight at {self.name}; the limit is {limit}")
+        name, version, body = self.registry.encode(message)
+        identity = blake3(f"{self.boot_id} {self._ingested}".encode()).digest(length=MESSAGE_ID_BYTES)
+        envelope = Envelope(MessageId(identity), OUTSIDE, AgentId(agent), name, version, body)
+        data = encode_envelope(envelope)
+        refusal = self.machine.refusal(agent, len(data))
+        if refusal is None:
+            self._ingested += 1
+            self.ghost.ingested((envelope, data))
+            self.step(MessageIngested((envelope, data)), identity)
+        return refusal
 
     # --- from the network ---------------------------------------------------------------------------------------------
 
@@ -267,17 +336,35 @@ class ParticipantLife(Process):
     def _record_local(self, effect: RecordLocal) -> None:
         self.ghost.cut(effect)
         self.cluster.trace.note(self.now, self.name, "RecordLocal", effect.epoch, b"%d" % effect.epoch)
+        self.probe_cut()
         self.uploads.freeze(effect)
 
-    def _channels_recorded(self, effect: ChannelsRecorded) -> None:
+    def probe_cut(self) -> None:
+        """The local state is recorded now: is it a rare one?"""
+        probe = self.cluster.probes.hit
+        for host in self.hosts:
+            if host.turn is not None:
+                probe("cut.inside_turn")
+            if len(host.mailbox) >= _LONG:
+                probe("cut.long_mailbox")
+
+    def probe_channels(self, effect: ChannelsRecorded) -> None:
+        """The channel states are recorded."""
+        probe = self.cluster.probes.hit
         if sum(1 for channel in effect.channels if channel.items) >= 2:
-            self.cluster.probes.hit("cut.two_channels_in_flight")
+            probe("cut.two_channels_in_flight")
+        if any(len(channel.items) >= _MANY for channel in effect.channels):
+            probe("cut.long_channel")
+
+    def _channels_recorded(self, effect: ChannelsRecorded) -> None:
+        self.probe_channels(effect)
         self.uploads.channels_recorded(effect)
 
     def _drop_local(self, effect: DropLocal) -> None:
         self.uploads.drop(effect.epoch)
 
     def _keep_local(self, effect: KeepLocal) -> None:
+        self.ghost.kept = max(self.ghost.kept, int(effect.epoch))
         self.uploads.keep(effect.epoch)
 
     def _announce_epoch(self, effect: AnnounceEpoch) -> None:
@@ -301,9 +388,14 @@ class ParticipantLife(Process):
         if effect.first:
             self.member = True
             for host in self.hosts:
-                host.start_fresh(self.cluster.name)
+                host.start_fresh(self.cluster.name, self._member_of(effect.topology).fresh)
             self.cluster.workload.begin(self)
             self.pump.start()
+
+    def _member_of(self, topology: Topology) -> Member:
+        member = topology.member(ParticipantId(self.name))
+        assert member is not None, "a topology without this participant"
+        return member
 
     def _dead_letter(self, effect: DeadLetter) -> None:
         self.cluster.workload.put_aside(self, effect)

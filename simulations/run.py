@@ -8,7 +8,9 @@ Phases, in virtual time:
 
 from __future__ import annotations
 
+import gc
 import traceback
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TextIO
 
@@ -16,12 +18,15 @@ from simulations.cluster import SimulatedCluster
 from simulations.faults import Injector
 from simulations.mutants import planted
 from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
+from simulations.oracles.rot import check_rot
 from simulations.trace import Trace
 from simulations.violations import Violation
 from simulations.workloads import workload_of
 from simulations.world import StepsExhausted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from simulations.options import Run
     from simulations.recorder import Recorder
     from simulations.workloads import MakeWorkload
@@ -82,8 +87,10 @@ def run(
     cluster: SimulatedCluster | None = None
     injector: Injector | None = None
     try:
-        with planted(what.options.mutant):
-            cluster = SimulatedCluster(what.options, trace, make_workload)
+        with planted(what.options.mutant), _calm_collector(), ExitStack() as stack:
+            cluster = _cluster(what, trace, make_workload)
+            stack.enter_context(cluster.surroundings())
+            stack.callback(cluster.unwind)
             if recorder is not None:
                 recorder.attach(cluster)
             injector = Injector(cluster)
@@ -101,10 +108,31 @@ def run(
         outcome.text = f"{type(error).__name__}: {error} at {where}"
     if cluster is not None and injector is not None:
         _fill(outcome, cluster, injector)
+    if cluster is not None:
+        cluster.workload.close()
     outcome.digest = trace.digest()
     if not outcome.ok:
         outcome.last = list(trace.last())
     return outcome
+
+
+def _cluster(what: Run, trace: Trace, make_workload: MakeWorkload) -> SimulatedCluster:
+    if not what.options.runtimes:
+        return SimulatedCluster(what.options, trace, make_workload)
+    from simulations.runtimes.cluster import RuntimeCluster
+
+    return RuntimeCluster(what.options, trace, make_workload)
+
+
+@contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Look for garbage rarely: a run keeps nearly all that it makes, and the collector walks over it again and again."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
 
 
 def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
@@ -116,10 +144,15 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     demand_ends(cluster)
     if what.options.recording_bytes_max >= RECORDING_ENOUGH:
         demand_commits(cluster, 2)
+    cluster.workload.demand(cluster)
     cluster.workload.switch.on = False
     if cluster.workload.comes_to_rest:
         demand_quiet(cluster)
         demand_commits(cluster, 1)
+    cluster.demand_drivers()
+    check_rot(cluster)
+    cluster.oracles.history.check_replicas()
+    cluster.workload.judge_end(cluster)
 
 
 def _fill(outcome: Outcome, cluster: SimulatedCluster, injector: Injector) -> None:

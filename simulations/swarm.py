@@ -1,8 +1,9 @@
 """Draws options and faults from a seed: swarm testing.
 
-5 % of the seeds have no fault, 15 % exactly one kind; in all others each kind is on with one chance in two, three or six.
-Intensities are log-uniform. Knobs that have an edge are now and then at it. The stream of each kind is its own: leaving one out draws the
-others as before.
+5 % of the seeds have no fault, 15 % exactly one kind; in all others each kind is on with one chance in two, three, six or
+twelve, and a process dies at a point of the protocol that the seed's number says (`forced`), so that some hundred seeds in a
+row have crashed one at each. Intensities are log-uniform. Knobs that have an edge are now and then at it. The stream of each
+kind is its own: leaving one out draws the others as before.
 
 Source: RELIABILITY.md section 4.2 (swarm testing, ISSTA 2012; buggified knobs, FoundationDB).
 """
@@ -11,7 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from simulations.faults import KINDS, POINTS
+from participant.packing import PIECE_BYTES
+from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
+from simulations.faults import DRIVERS_ONLY, KINDS, POINTS
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
@@ -29,7 +32,15 @@ HEAVY: Final = (
     "pause-coordinator",
     "leave",
     "crash",
+    "takeover",
     "partition",
+    "partition-ring",
+    "partition-bridge",
+    "partition-halves",
+    "swizzle",
+    "log-install",
+    "stop",
+    "stop-coordinator",
 )
 """Kinds after which little works for seconds: a world that is always down tests nothing."""
 HEAVY_MAX: Final = 3
@@ -43,18 +54,37 @@ LIKELIHOODS: Final = (
     "log-twice",
     "lose",
     "reorder",
+    "log-stale",
+    "store-busy",
     "store-fail",
+    "store-hang",
     "store-unheard",
     "zombies",
 )
 BROKER_ONLY: Final = ("duplicate", "reorder", "lose")
 STREAM_ONLY: Final = ("half-open",)
+GROUP_ONLY: Final = ("depose", "split-leader", "log-install", "log-stale")
+FOUR_ONLY: Final = ("partition-ring",)
+"""In a ring of three everybody is a neighbour."""
 DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
 _CLOCK_NS_MAX: Final = 3600 * SECOND
+_ABORT_AT: Final = (
+    "",
+    "order.sent",
+    "reports.before_propose",
+    "cut.before_assemble",
+    "cut.assembled",
+    "seal.before_propose",
+    "seal.before_propose",
+    "seal.before_propose",
+    "seal.applied",
+    "manifest.after_put",
+)
+"""Where an operator's abort is most awkward; "": at an instant. Points that the leader passes."""
 
 
-def draw_options(seed: int) -> Options:
-    """A world."""
+def draw_options(seed: int, workload: str | None = None) -> Options:
+    """A world; with this workload instead of the one that the seed draws."""
     random = stream(seed, "options")
     options = Options(
         seed=seed,
@@ -84,19 +114,69 @@ def draw_options(seed: int) -> Options:
         options.interval_ns = log_uniform(random, 50 * MS, 400 * MS)
     if random.chance(1, 12):
         options.recording_bytes_max = random.pick((64, 1024))
+    _draw_knobs(options, stream(seed, "knobs"))
+    options.workload = workload or options.workload
+    fit_workload(options)
     return options
 
 
-def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fault]:
+def fit_workload(options: Options) -> None:
+    """What a workload needs in order to reach what it is there for."""
+    random = stream(options.seed, f"fit:{options.workload}")
+    if options.workload == "growth":
+        # Several chunks and packs of each part, but never so many that their puts take longer than an epoch may.
+        options.segment_bytes = random.pick((512, 1024, 4096, SEGMENT_TARGET_BYTES))
+        options.piece_bytes = random.pick((1024, 4096, PIECE_BYTES))
+        options.pack_bytes = random.pick((16 * KIB, 16 * KIB, PACK_TARGET_BYTES))
+        options.interval_ns = max(options.interval_ns, 400 * MS)
+        options.deadline_ns = max(options.deadline_ns, 4 * SECOND)
+        if random.chance(1, 4):
+            # Little changes between many epochs: overlays come together before the field is written anew.
+            options.burst, options.tick_ns, options.interval_ns = 1, 800 * MS, 400 * MS
+    elif options.workload == "hot-spot":
+        options.topology = random.pick(("star", "star", options.topology))
+
+
+def _draw_knobs(options: Options, random: Prng) -> None:
+    """Sizes and times of the product at their edges, each now and then."""
+    often = random.pick((0, 0, 1, 3))  # of six: in half of the worlds everything is as in production
+    if random.chance(often, 6):
+        options.frame_bytes = random.pick((1, 1, 64, 700))
+    if random.chance(often, 6):
+        options.reorder_bytes = random.pick((1, 500))
+    if random.chance(often, 6):
+        options.parked_bytes = random.pick((1, 500))
+    if random.chance(often, 6):
+        options.resend_ns = log_uniform(random, 5 * MS, 100 * MS)
+        options.resend_ns_max = log_uniform(random, options.resend_ns, SECOND)
+    if random.chance(often, 6):
+        options.segment_bytes = random.pick((1, 30, 300))
+    if random.chance(often, 6):
+        options.piece_bytes = random.pick((1, 7, 64))
+    if random.chance(often, 6):
+        options.pack_bytes = random.pick((1, 200, 2000))
+    if random.chance(often, 6) and options.latency_ns + options.jitter_ns < 10 * MS and options.burst <= 3:
+        # One frame at a time: only where a round trip is short enough for what agents make.
+        options.window_bytes = random.pick((1, 300, 5000))
+
+
+def for_drivers(options: Options) -> None:
+    """The same world in the second mode, which is slower: no more epochs than tell something."""
+    options.runtimes = True
+    options.interval_ns = max(options.interval_ns, 150 * MS)
+
+
+def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: bool = True) -> list[Fault]:
     """Faults for this world.
 
     Args:
         options: Of the run; their seed draws.
         kinds: Only these kinds, each of them on; None: by the swarm's rule.
+        force: With the crash at the seed's own point, where the rule has any mixture of faults.
     """
     chooser = stream(options.seed, "swarm")
     draw = chooser.below(100)
-    every = sorted(KINDS)
+    every = [kind for kind in sorted(KINDS) if kind not in DRIVERS_ONLY and _exists(kind, options)]
     if kinds is not None:
         on = list(kinds)
     elif draw < 5:
@@ -104,13 +184,15 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
     elif draw < 20:
         on = [chooser.pick(every)]
     else:
-        density = chooser.pick((2, 3, 6))
+        density = chooser.pick((2, 3, 6, 12))
         on = [kind for kind in every if chooser.chance(1, density)]
-    found: list[Fault] = []
+        if options.runtimes:
+            on += [kind for kind in DRIVERS_ONLY if chooser.chance(1, 3)]
+    found: list[Fault] = (
+        forced(options, POINTS[options.seed % len(POINTS)]) if force and kinds is None and draw >= 20 else []
+    )
     for kind in on:
-        if (options.broker and kind in STREAM_ONLY) or (not options.broker and kind in BROKER_ONLY):
-            continue
-        if not options.disk and kind in DISK_ONLY:
+        if not _exists(kind, options):
             continue
         random = stream(options.seed, f"faults:{kind}")
         found += [
@@ -120,9 +202,38 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None) -> list[Fa
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
 
 
-def draw_run(seed: int) -> Run:
-    """A world with its faults."""
+def _exists(kind: str, options: Options) -> bool:
+    """Whether this world has what such a fault hits."""
+    return not (
+        (options.broker and kind in STREAM_ONLY)
+        or (not options.broker and kind in BROKER_ONLY)
+        or (not options.disk and kind in DISK_ONLY)
+        or (options.coordinators == 1 and kind in GROUP_ONLY)
+        or (options.nodes < 4 and kind in FOUR_ONLY)
+    )
+
+
+def forced(options: Options, point: str) -> list[Fault]:
+    """A crash at this point of the protocol, early, so that it is surely passed.
+
+    ``abort.*`` is passed in epochs that abort: an operator sees to it.
+    """
+    random = stream(options.seed, "forced")
+    at = random.between(SECOND // 4, max(SECOND // 2, options.faults_ns // 6))
+    crash = Fault(kind="crash-at", at_ns=at, for_ns=log_uniform(random, 20 * MS, 4 * SECOND), point=point)
+    if point.startswith("abort"):
+        asked = [Fault(kind="abort", at_ns=at, point="order.sent", nth=nth) for nth in (1, 7, 19)]
+        return [crash, *asked, *(Fault(kind="abort", at_ns=at, point="seal.before_propose", nth=nth) for nth in (1, 2))]
+    if not point.startswith(("journal.", "file.")):
+        crash.nth = log_uniform(random, 1, 4)
+    return [crash]
+
+
+def draw_run(seed: int, *, runtimes: bool = False) -> Run:
+    """A world with its faults; in the second mode if asked for."""
     options = draw_options(seed)
+    if runtimes:
+        for_drivers(options)
     return Run(options=options, faults=draw_faults(options))
 
 
@@ -134,10 +245,21 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     fault = Fault(kind=kind, at_ns=random.between(SECOND // 2, options.faults_ns))
     fault.for_ns = log_uniform(random, 20 * MS, 8 * SECOND)
     fault.rate = log_uniform(random, 5, 500)
-    if kind in LIKELIHOODS:
+    if kind in {"store-rot-upload", "store-rot-manifest", "store-rot-read"}:
+        fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
+        fault.rate = log_uniform(random, 10, 400)
+    elif kind == "store-stale-list":
+        fault.rate = random.below(2)
+    elif kind == "partition-halves":
+        fault.other = random.pick(("", "out"))
+    elif kind == "abort":
+        fault.point = random.pick(_ABORT_AT)
+        fault.nth = log_uniform(random, 1, 6)
+        fault.at_ns = random.between(SECOND // 2, max(SECOND, options.faults_ns // 2))
+    elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
-    elif kind in {"crash", "pause", "leave", "cut-control"}:
+    elif kind in {"crash", "takeover", "pause", "leave", "cut-control"}:
         fault.who = who
     elif kind in {"cut", "half-open", "block", "replay", "forge"}:
         fault.who, fault.other = who, other
@@ -148,7 +270,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.who, fault.other = who, random.pick(("", "out"))
     elif kind == "block-control":
         fault.who, fault.other = who, random.pick(("", *coordinators))
-    elif kind in {"crash-coordinator", "isolate-coordinator"}:
+    elif kind in {"crash-coordinator", "isolate-coordinator", "log-install"}:
         fault.who = random.pick(coordinators)
     elif kind == "pause-coordinator":
         fault.who = random.pick(("", *coordinators))
@@ -157,6 +279,13 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)
+    elif kind in {"stop", "half-open-control"}:
+        fault.who = who
+    elif kind == "stop-coordinator":
+        fault.who = random.pick(("", *coordinators))
+    elif kind == "store-stuck":
+        fault.who = random.pick(("", *names, *coordinators))
+        fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
     elif kind == "disk-died":
         fault.rate = log_uniform(random, 1, 20)
     elif kind == "log-lag":

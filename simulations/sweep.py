@@ -1,19 +1,29 @@
-"""Many seeds: run, add up, tell what failed first and what was never reached."""
+"""Many seeds: run, add up, tell what failed first and what was never reached.
+
+Where they run is somebody else's: `simulations.sweep_pool` (processes here), `simulations.sweep_dask` (a cluster of machines).
+A seed is the same run everywhere, so what is added up does not depend on it; `Totals.digest` shows that.
+"""
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import Counter
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from simulations.run import Outcome, run
+from simulations.mutants import MUTANTS
+from simulations.run import CRASH, Outcome, run
 from simulations.swarm import draw_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable
 
-FAILURES_KEPT: int = 20
+    from simulations.options import Run
+
+FAILURES_KEPT: Final = 20
+_DIGESTS: Final = 1 << 128
+LOST: Final = "ProcessLost"
+"""In place of an invariant: the process that ran the seed has died."""
 
 
 @dataclass(kw_only=True)
@@ -31,12 +41,15 @@ class Totals:
     fired: Counter[str] = field(default_factory=Counter)
     """Fault kind -> times it did something."""
     failed: Counter[str] = field(default_factory=Counter)
-    """Invariant -> seeds that broke it."""
+    """Kind and invariant -> seeds that broke it."""
+    kinds: Counter[str] = field(default_factory=Counter)
+    """``safety``, ``liveness``, ``crash`` -> seeds."""
     failures: list[Outcome] = field(default_factory=list)
-    """The first ones."""
+    """Those of the smallest seeds, in order."""
+    _sum: int = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Take one in."""
+        """Take one in; in which order they come makes no difference."""
         self.seeds += 1
         self.events += outcome.events
         self.virtual_ns += outcome.virtual_ns
@@ -45,38 +58,45 @@ class Totals:
         self.recorded += outcome.recorded
         self.probes.update(outcome.probes.keys())
         self.fired.update(outcome.fired)
+        if outcome.digest:
+            self._sum = (self._sum + int(outcome.digest, 16)) % _DIGESTS
         if not outcome.ok:
+            self.kinds[outcome.kind] += 1
             self.failed[f"{outcome.kind} {outcome.invariant}"] += 1
-            if len(self.failures) < FAILURES_KEPT:
-                self.failures.append(outcome)
+            insort(self.failures, outcome, key=lambda each: each.seed)
+            del self.failures[FAILURES_KEPT:]
+
+    @property
+    def failures_count(self) -> int:
+        """Seeds that failed."""
+        return sum(self.kinds.values())
+
+    @property
+    def digest(self) -> str:
+        """Over the events of all runs."""
+        return f"{self._sum:032x}"
+
+
+def drawn(seed: int, mutant: str = "", *, runtimes: bool = False) -> Run:
+    """The run of a seed; in the second mode if asked for, or if the planted bug is one of drivers."""
+    what = draw_run(seed, runtimes=runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes))
+    what.options.mutant = mutant
+    return what
 
 
 def run_seed(seed: int, mutant: str = "") -> Outcome:
     """One seed as the swarm draws it."""
-    what = draw_run(seed)
-    what.options.mutant = mutant
-    return run(what)
+    return run(drawn(seed, mutant))
 
 
-def run_seeds(seeds: Sequence[int], *, jobs: int = 1, mutant: str = "") -> Iterator[Outcome]:
-    """Outcomes, as they come.
-
-    Args:
-        seeds: Which.
-        jobs: Processes.
-        mutant: A planted bug.
-    """
-    if jobs <= 1:
-        for seed in seeds:
-            yield run_seed(seed, mutant)
-        return
-    # Spawned, not forked: a run must not depend on what its parent had in memory.
-    with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap_unordered(_run_pair, [(seed, mutant) for seed in seeds], chunksize=1)
+def run_seed_of_drivers(seed: int, mutant: str = "") -> Outcome:
+    """As `run_seed`, in the second mode."""
+    return run(drawn(seed, mutant, runtimes=True))
 
 
-def _run_pair(pair: tuple[int, str]) -> Outcome:
-    return run_seed(*pair)
+def lost(seed: int, how: str) -> Outcome:
+    """What came of a seed whose process has died."""
+    return Outcome(seed=seed, kind=CRASH, invariant=LOST, text=f"{LOST}: the process that ran it {how}")
 
 
 def missing_probes(totals: Totals, wanted: Iterable[str]) -> list[str]:

@@ -37,6 +37,9 @@ def targets_of(options: Options) -> dict[str, tuple[str, ...]]:
                 chosen = names[index + 1 :] if index < count - 1 else []
             case "random":
                 chosen = [other for other in others if random.chance(1, 2)]
+            case "isolated":
+                # The last has no channel at all; its part of every cut is its state alone.
+                chosen = [other for other in others if names[-1] not in {name, other}]
             case _:
                 raise ValueError(f"there is no topology {options.topology!r}")
         found[name] = tuple(sorted(other for other in chosen if other != name))

@@ -5,12 +5,13 @@ Columns of a trace line: virtual time in ms, who, what, details.
 
 from __future__ import annotations
 
-from collections import deque
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+_Note = tuple[int, str, str, Any, bytes]
 
 LAST_EVENTS: Final = 50
 _BLOCK: Final = 512
@@ -21,10 +22,17 @@ class Trace:
 
     def __init__(self, file: TextIO | None = None) -> None:
         self.file = file
-        self.count = 0
-        self._last: deque[tuple[int, str, str, Any]] = deque(maxlen=LAST_EVENTS)
+        self._digested = 0
+        """Notes that the hasher has seen."""
+        self._before: Sequence[_Note] = ()
+        """The last ones of these."""
         self._hasher = blake2b(digest_size=16)
-        self._waiting: list[bytes] = []
+        self._waiting: list[_Note] = []
+
+    @property
+    def count(self) -> int:
+        """Notes so far."""
+        return self._digested + len(self._waiting)
 
     def note(self, now: int, who: str, what: str, detail: Any = "", mark: bytes = b"") -> None:  # noqa: ANN401 - anything with a repr
         """Take down one event.
@@ -36,10 +44,9 @@ class Trace:
             detail: For people; must not change afterwards.
             mark: Bytes that tell this event from others of its kind; part of the digest, as are the other three.
         """
-        self.count += 1
-        self._last.append((now, who, what, detail))
-        self._waiting.append(b"%d %s %s " % (now, who.encode(), what.encode()) + mark)
-        if len(self._waiting) >= _BLOCK:
+        waiting = self._waiting
+        waiting.append((now, who, what, detail, mark))
+        if len(waiting) >= _BLOCK:
             self._flush()
         if self.file is not None:
             self.file.write(_line(now, who, what, detail) + "\n")
@@ -51,11 +58,16 @@ class Trace:
 
     def last(self) -> Iterable[str]:
         """The last events, oldest first."""
-        return [_line(*entry) for entry in self._last]
+        return [_line(*note[:4]) for note in [*self._before, *self._waiting][-LAST_EVENTS:]]
 
     def _flush(self) -> None:
-        self._hasher.update(b"\n".join(self._waiting))
-        self._waiting.clear()
+        """Digest in blocks: one by one costs as much as all the rest of a note."""
+        waiting = self._waiting
+        words = [f"{now} {who} {what} ".encode() + mark for now, who, what, _, mark in waiting]
+        self._hasher.update(b"\n".join(words))
+        self._digested += len(waiting)
+        self._before = [*self._before, *waiting][-LAST_EVENTS:]
+        waiting.clear()
 
 
 def _line(now: int, who: str, what: str, detail: Any) -> str:  # noqa: ANN401 - anything with a repr

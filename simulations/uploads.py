@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from participant.capture import Capturer
 from participant.machine_events import LocalFailed, LocalPersisted, LocalProgressed
+from participant.packing import PACK_BYTES_MIN, EncodingLimits
 from protocol.digests import digest, snapshot_key
 from protocol.documents import encode_local_snapshot
 from protocol.errors import ObjectConflict
@@ -68,7 +69,16 @@ class Uploads:
 
     def __init__(self, life: ParticipantLife) -> None:
         self._life = life
-        self._capturer = Capturer(life.cut_clock)
+        options = life.cluster.options
+        self._capturer = Capturer(
+            life.cut_clock,
+            EncodingLimits(
+                segment_bytes=options.segment_bytes,
+                piece_bytes=options.piece_bytes,
+                pack_bytes=options.pack_bytes,
+                pack_bytes_min=min(PACK_BYTES_MIN, options.pack_bytes),
+            ),
+        )
         self._parts: dict[Epoch, _Part] = {}
         self._queue: list[_Part] = []
         """Parts whose slices want to run; the first one does."""

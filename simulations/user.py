@@ -18,40 +18,45 @@ What a crash means: a participant that is killed, fenced or has left begins agai
 messages again. A state that is the result of a loss like this is judged only if ``after_loss`` is set; `Cut.total` accounts for
 messages to and from lives that are gone. Of the seeds, every second or so loses no participant's memory on purpose.
 
-A failure says the command that runs its seed again: ``SIM_SEED=n`` in the environment makes `simulate` run only that seed, and
-print its trace.
+A failure is kept as a replay file, by default in ``.cleancut`` beside the test, and the message says the commands that run it
+again, make it smaller and draw it. They start the test with variables that anybody may set:
+
+==================  ==================================================================================================
+``SIM_SEED=n``      only this seed; its trace is printed
+``SIM_REPLAY=f``    only the run of this replay file; its trace is printed
+``SIM_SHRINK=1``    a failure is made smaller before it is reported (or a number: runs at most); the smaller one is kept too
+``SIM_EXPLAIN=f``   the failure (of one seed or file: the run) is drawn into this SVG file
+``SIM_TRACE=f``     the trace of one seed or file goes there instead
+``SIM_DIR=d``       replay files are kept there
+==================  ==================================================================================================
 """
 
 from __future__ import annotations
 
 import os
-import random as global_random
-import shlex
-import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.errors import ConfigError
 from simulations.faults import KINDS, POINTS
-from simulations.options import Fault, Run
-from simulations.prng import log_uniform, stream
-from simulations.run import Outcome, run
-from simulations.swarm import draw_faults, draw_options
+from simulations.replay_files import read
+from simulations.user_report import Reported
+from simulations.user_runs import draw
+from simulations.user_test import CALLS, REPLAY, SEED, current_test, user_test
 from simulations.user_workload import UserPlan
-from simulations.world import MS, SECOND
+from simulations.world import SECOND
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from typing import TextIO
 
     from participant.agent import Agent
+    from simulations.options import Run
+    from simulations.run import Outcome
     from simulations.user_workload import Cut
 
-SEED_VARIABLE: Final = "SIM_SEED"
 STEPS_MAX: Final = 300_000
-LOSING: Final = ("crash", "leave", "power-cut", "disk-died")
-"""Kinds of faults that end lives of participants; ``crash-at`` does at participants' points."""
-_PARTICIPANTS_POINTS: Final = ("local.", "pack.", "snapshot.", "report.")
+PATIENCE: Final = 60.0
 
 
 @dataclass(kw_only=True)
@@ -62,6 +67,8 @@ class Simulated:
     """One for each seed."""
     cuts: int = 0
     """Cuts that were given to the invariant."""
+    crash_points: dict[str, int] = field(default_factory=dict)
+    """Point at which a process was to crash -> crashes there; 0: no run came past it in time."""
 
     def statistics(self) -> dict[str, int]:
         """Sums over all seeds."""
@@ -72,7 +79,17 @@ class Simulated:
             "epochs_aborted": sum(outcome.aborts for outcome in self.outcomes),
             "messages_in_flight": sum(outcome.recorded for outcome in self.outcomes),
             "faults": sum(sum(outcome.fired.values()) for outcome in self.outcomes),
+            "crash_points_tried": len(self.crash_points),
+            "crash_points_fired": sum(1 for count in self.crash_points.values() if count),
         }
+
+    def add(self, what: Run, outcome: Outcome, cuts: int) -> None:
+        """Take one in."""
+        self.outcomes.append(outcome)
+        self.cuts += cuts
+        for point in sorted({fault.point for fault in what.faults if fault.kind == "crash-at"}):
+            fired = outcome.fired.get(f"crash-at {point}", 0)
+            self.crash_points[point] = self.crash_points.get(point, 0) + fired
 
 
 def simulate(
@@ -82,10 +99,12 @@ def simulate(
     invariant: Callable[[Cut], Any] | Sequence[Callable[[Cut], Any]] = (),
     seeds: Iterable[int] = range(20),
     faults: Iterable[str] | None = None,
+    crash_points: Iterable[str] | None = None,
     steps: int = STEPS_MAX,
     participants: int | None = None,
     messages: Iterable[type] = (),
     after_loss: bool = False,
+    patience: float = PATIENCE,
 ) -> Simulated:
     """Run agents under seeded failures.
 
@@ -96,10 +115,17 @@ def simulate(
         invariant: Given each cut that holds all agents: false, or an exception, is a violation; None is fine. Also several.
         seeds: Each is a world of its own.
         faults: Only these kinds (see `simulations.faults.KINDS`); none if empty. Default: the swarm draws.
+        crash_points: Points of the protocol (see `simulations.faults.POINTS`; ``"all"``): at each of them, in at least one of
+            the seeds, the process that comes past it first is killed, and starts again after a while. Most points are passed
+            by a coordinator; those of ``local``, ``pack``, ``snapshot`` and ``report`` by a participant, whose agents then
+            begin anew. `Simulated.crash_points` says which crashes happened: what nobody came past was not tested. Default:
+            one point for each seed, in turn, where the swarm draws faults.
         steps: Events of a run after which it counts as stuck.
         participants: Spread the agents over so many participants instead.
         messages: Types that no handler takes, but that agents send.
         after_loss: Also judge cuts in which some agents are in a second life.
+        patience: Virtual seconds that a handler may take in the healed world, before it counts as one that waits for ever. One
+            that sleeps for longer is left alone.
 
     Returns:
         Outcomes and numbers.
@@ -108,6 +134,7 @@ def simulate(
         AssertionError: A seed fails; the message says which, what is wrong, and how to run it again.
         ConfigError: The arguments make no cluster.
     """
+    __tracebackhide__ = True  # pytest shows the user's own line
     plan = UserPlan(
         make_agents,
         start=tuple(start),
@@ -115,116 +142,98 @@ def simulate(
         participants=participants,
         messages=tuple(messages),
         after_loss=after_loss,
+        patience_ns=_nanoseconds("patience", patience),
     )
-    kinds = None if faults is None else _checked(faults)
-    only = os.environ.get(SEED_VARIABLE, "")
-    if only:
-        try:
-            chosen = [int(only)]
-        except ValueError:
-            raise ConfigError(SEED_VARIABLE, f"{only!r} is no seed") from None
-    else:
-        chosen = list(seeds)
-    found = Simulated()
-    for seed in chosen:
-        what = _draw(seed, plan, kinds, steps)
-        if only:
-            print(_described(what))  # noqa: T201 - what SIM_SEED is for
-        outcome, cuts = run_plan(plan, what, trace_file=sys.stdout if only else None)
-        if not outcome.ok:
-            raise AssertionError(_failure(plan, what, outcome))
-        found.outcomes.append(outcome)
-        found.cuts += cuts
-    if plan.invariants and not found.cuts and not only and chosen:
+    kinds = None if faults is None else _known("faults", "kind", faults, tuple(KINDS))
+    points = None if crash_points is None else _points(crash_points)
+    test = current_test()
+    call = CALLS.next(test)
+    given = list(seeds)
+    stored = _stored(call, plan)
+    if stored is not None and stored.user is not None and stored.user.call != call:
+        return Simulated()  # another one of this test is meant
+    only = _only_seed()
+    chosen = given if only is None else [only]
+    whose = user_test(test, call)
+
+    def drawn(seed: int) -> Run:
+        share = None if points is None else _share(points, given, seed)
+        return draw(seed, plan, kinds=kinds, points=share, steps=steps, user=whose)
+
+    runs = map(drawn, chosen) if stored is None else iter([stored])
+    found = Simulated(crash_points=dict.fromkeys(points or (), 0))
+    for what in runs:
+        one = Reported(plan, what, test=test, alone=stored is not None or only is not None)
+        one.carry_out()
+        found.add(what, one.outcome, one.cuts)
+    if plan.invariants and not found.cuts and chosen and only is None and stored is None:
         raise AssertionError(
             f"the invariant saw no cut in {len(chosen)} seeds: {found.statistics()['epochs_committed']} epochs committed, "
-            f"none with all agents in their first life; take more seeds, or fewer kinds of faults"
+            f"none with all agents in their first life; take more seeds, fewer kinds of faults, or after_loss=True"
         )
     return found
 
 
-def run_plan(plan: UserPlan, what: Run, *, trace_file: TextIO | None = None) -> tuple[Outcome, int]:
-    """One run of users' agents.
+# --- what is asked for ------------------------------------------------------------------------------------------------
 
-    Returns:
-        What came of it, and how many cuts the invariants saw.
-    """
-    # The one source of chance that handlers may well use without thinking of it.
-    before = global_random.getstate()
-    global_random.seed(what.options.seed)
-    plan.begin_run()
+
+def _only_seed() -> int | None:
+    text = os.environ.get(SEED, "")
+    if not text:
+        return None
     try:
-        outcome = run(what, trace_file=trace_file, make_workload=plan.workload)
-    finally:
-        plan.end_run()
-        global_random.setstate(before)
-    return outcome, plan.cuts
+        seed = int(text)
+    except ValueError:
+        seed = 2**63
+    if not -(2**63) <= seed < 2**63:
+        raise ConfigError(SEED, f"{text[:80]!r} is no seed")
+    return seed
 
 
-def _checked(faults: Iterable[str]) -> list[str]:
-    kinds = sorted(set(faults))
-    for kind in kinds:
-        if kind not in KINDS:
-            raise ConfigError("faults", f"there is no kind {kind!r}; there are {', '.join(sorted(KINDS))}")
-    return kinds
-
-
-def _draw(seed: int, plan: UserPlan, kinds: list[str] | None, steps: int) -> Run:
-    """The world of a seed: as the swarm draws it, but for what the agents decide, and shorter."""
-    options = draw_options(seed)
-    random = stream(seed, "user")
-    options.workload, options.topology = "user", "mesh"
-    options.nodes = len(plan.groups)
-    options.steps_max = steps
-    options.faults_ns = log_uniform(random, 4 * SECOND, 8 * SECOND)
-    options.interval_ns = min(options.interval_ns, options.faults_ns // 8)
-    options.deep = random.chance(1, 8)
-    options.disk = options.disk and bool(random.chance(1, 4))
-    chosen = draw_faults(options, kinds)
-    if kinds is None and chosen:
-        # So many seeds in a row as there are points: a crash at each of them.
-        point = Fault(kind="crash-at", point=POINTS[seed % len(POINTS)])
-        # Early: what was armed and is not passed before all is healed has tested nothing.
-        point.at_ns, point.for_ns = random.between(SECOND // 4, SECOND), log_uniform(random, 20 * MS, 2 * SECOND)
-        if random.chance(2, 3) and not _loses(point):
-            chosen = [fault for fault in chosen if not _loses(fault)]
-        chosen = sorted([*chosen, point], key=lambda fault: (fault.at_ns, fault.kind))
-    return Run(options=options, faults=chosen)
-
-
-def _loses(fault: Fault) -> bool:
-    return fault.kind in LOSING or fault.point.startswith(_PARTICIPANTS_POINTS)
-
-
-def _described(what: Run) -> str:
-    from simulations.command import describe_fault, describe_options
-
-    faults = "".join(f"\n  {describe_fault(fault)}" for fault in what.faults)
-    return f"{describe_options(what.options)}\nfaults: {len(what.faults)}{faults}"
-
-
-def _failure(plan: UserPlan, what: Run, outcome: Outcome) -> str:
-    again, _ = run_plan(plan, what)
-    lines = [
-        f"seed {what.options.seed}: {outcome.invariant} is broken ({outcome.kind}): {outcome.text}",
-        _described(what).partition("\n")[0],
-        f"faults that fired: {', '.join(f'{kind} {count}' for kind, count in outcome.fired.items()) or 'none'}",
-        "last events (virtual ms, who, what, details):",
-        *(line[:200] for line in outcome.last),
-    ]
-    if again.digest != outcome.digest:
-        lines.append(
-            "NOT REPRODUCIBLE: the same seed ran differently a second time. The agents depend on something that no seed "
-            "decides: the time of day, uuid4, os.urandom, the order of a set, a global that an earlier run changed."
+def _stored(call: int, plan: UserPlan) -> Run | None:
+    """The run of the replay file that is asked for."""
+    name = os.environ.get(REPLAY, "")
+    if not name:
+        return None
+    try:
+        stored = read(Path(name))
+    except (OSError, ValueError) as error:
+        raise ConfigError(REPLAY, f"{name}: {error}") from None
+    if stored.user is None:
+        raise ConfigError(REPLAY, f"{name} is no run of users' agents: cleancut simulate replay {name}")
+    if stored.user.call == call and stored.options.nodes > len(plan.groups):
+        raise ConfigError(
+            REPLAY,
+            f"{name} has {stored.options.nodes} participants, and this test {len(plan.groups)}: the test has changed",
         )
-    lines.append(f"again, with its trace: {replay_command(what.options.seed)}")
-    return "\n".join(lines)
+    return stored
 
 
-def replay_command(seed: int) -> str:
-    """What runs this seed again, in a shell."""
-    current = os.environ.get("PYTEST_CURRENT_TEST", "")
-    if current:
-        test = current.rsplit(" (", 1)[0]
-        return f"{SEED_VARIABLE}={seed} pytest {shlex.quote(test)}"
-    return f"{SEED_VARIABLE}={seed} {shlex.join([sys.executable.rsplit('/', 1)[-1], *sys.argv])}"
+def _nanoseconds(name: str, seconds: float) -> int:
+    if not 0 < seconds <= 1e9:
+        raise ConfigError(name, f"{seconds} is no number of seconds from 0 to 1e9")
+    return int(seconds * SECOND)
+
+
+def _points(crash_points: Iterable[str]) -> list[str]:
+    if isinstance(crash_points, str):
+        crash_points = POINTS if crash_points == "all" else (crash_points,)
+    chosen = set(_known("crash_points", "point", crash_points, POINTS))
+    return [point for point in POINTS if point in chosen]
+
+
+def _known(setting: str, what: str, given: Iterable[str], known: tuple[str, ...]) -> list[str]:
+    names = sorted({given} if isinstance(given, str) else set(given))
+    for name in names:
+        if name not in known:
+            raise ConfigError(setting, f"there is no {what} {name!r}; there are {', '.join(sorted(known))}")
+    return names
+
+
+def _share(points: list[str], seeds: list[int], seed: int) -> list[str]:
+    """The points that are this seed's, so that each is one of some seed's."""
+    if not points:
+        return []
+    each = -(-len(points) // max(1, len(seeds)))
+    place = seeds.index(seed) if seed in seeds else seed
+    return sorted({points[(place * each + number) % len(points)] for number in range(each)})

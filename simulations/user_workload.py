@@ -16,6 +16,7 @@ from protocol.errors import ConfigError
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, MessageId
 from protocol.messages import Envelope
 from simulations.awaiting import AwaitingForms, AwaitingPump
+from simulations.hanging import demand_turns_end
 from simulations.oracles.channel_states import cuts_of
 from simulations.violations import Violation
 from simulations.workloads.base import Workload
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 
     from participant.failure import DeadLettered
     from participant.machine_events import DeadLetter
+    from participant.runtime.pump import Pump
     from protocol.manifest import Manifest
     from protocol.ports import ObjectStore
+    from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
     from simulations.ghost import GhostLog
-    from simulations.options import Options
+    from simulations.options import Options, Run
     from simulations.participant_node import ParticipantLife
-    from simulations.turns import SimulatedPump
 
 OUTSIDE: Final = AgentId("outside/ingest")
 _SHOWN: Final = 160
@@ -97,6 +99,7 @@ class UserPlan:
         participants: int | None,
         messages: tuple[type, ...],
         after_loss: bool,
+        patience_ns: int,
     ) -> None:
         """Look at the agents.
 
@@ -106,6 +109,8 @@ class UserPlan:
         self.make_agents = make_agents
         self.invariants = invariants
         self.after_loss = after_loss
+        self.patience_ns = patience_ns
+        """Virtual time within which a turn has to end in a healed world."""
         self._participants = participants
         self.groups = [[agent.id for agent in group] for group in self._grouped()]
         agents = [agent for group in self._grouped() for agent in group]
@@ -114,11 +119,17 @@ class UserPlan:
             raise ConfigError("make_agents", f"two agents have the same id: {', '.join(sorted(ids))}")
         self.registry = MessageRegistry.of_agents(agents, [*messages, *(type(message) for _, message in start)])
         self.forms = AwaitingForms(agents)
-        self.start: dict[str, list[object]] = {}
-        for agent, message in start:
+        self.start: dict[str, list[tuple[int, object]]] = {}
+        """Agent -> messages from outside, each with its number among all of them."""
+        self.messages_from_outside = len(start)
+        for number, (agent, message) in enumerate(start):
             if agent not in ids:
                 raise ConfigError("start", f"there is no agent {agent!r}; there are {', '.join(sorted(ids))}")
-            self.start.setdefault(agent, []).append(message)
+            self.start.setdefault(agent, []).append((number, message))
+        self.nodes = len(self.groups)
+        """Participants of this run: fewer than groups share them."""
+        self.left_out: frozenset[int] = frozenset()
+        """Messages from outside that this run does without; asked, never iterated."""
         self.pumps: list[AwaitingPump] = []
         self.put_aside: list[str] = []
         self.cuts = 0
@@ -144,17 +155,22 @@ class UserPlan:
         Raises:
             ConfigError: They are not the same ones as before.
         """
-        group = self._grouped()[index]
-        if [agent.id for agent in group] != self.groups[index]:
-            raise ConfigError("make_agents", f"gave {group} where it gave {self.groups[index]} before")
-        return group
+        # With fewer participants than groups, the last one has the rest.
+        hosted = slice(index, index + 1 if index + 1 < self.nodes else None)
+        made = [agent for group in self._grouped()[hosted] for agent in group]
+        expected = [agent for group in self.groups[hosted] for agent in group]
+        if [agent.id for agent in made] != expected:
+            raise ConfigError("make_agents", f"gave {made} where it gave {expected} before")
+        return made
 
     def workload(self, options: Options, targets: dict[str, tuple[str, ...]]) -> UserWorkload:
         """Of one run."""
         return UserWorkload(self, options, targets)
 
-    def begin_run(self) -> None:
+    def begin_run(self, what: Run) -> None:
         """Forget the last one."""
+        self.nodes = min(what.options.nodes, len(self.groups))
+        self.left_out = frozenset(what.user.left_out if what.user is not None else ())
         self.put_aside = []
         self.cuts = 0
 
@@ -181,7 +197,7 @@ class UserWorkload(Workload):
         """Fresh agents of one life."""
         return self._plan.agents(int(participant.removeprefix("p")) - 1)
 
-    def pump(self, life: ParticipantLife) -> SimulatedPump:
+    def pump(self, life: ParticipantLife) -> Pump:
         """One with an event loop."""
         pump = AwaitingPump(life, self._plan.forms)
         self._plan.pumps.append(pump)
@@ -190,9 +206,11 @@ class UserWorkload(Workload):
     def begin(self, life: ParticipantLife) -> None:
         """The messages from outside."""
         for host in life.hosts:
-            for number, message in enumerate(self._plan.start.get(host.id, ())):
+            for position, (number, message) in enumerate(self._plan.start.get(host.id, ())):
+                if number in self._plan.left_out:
+                    continue
                 name, version, body = host.registry.encode(message)
-                identity = blake3(f"{life.boot_id} {host.id} {number}".encode()).digest(length=MESSAGE_ID_BYTES)
+                identity = blake3(f"{life.boot_id} {host.id} {position}".encode()).digest(length=MESSAGE_ID_BYTES)
                 envelope = Envelope(MessageId(identity), OUTSIDE, host.id, name, version, body)
                 host.deliver(envelope, encode_envelope(envelope))
 
@@ -202,13 +220,13 @@ class UserWorkload(Workload):
         self._plan.put_aside.append(letter.reason)
         life.note(what, letter.reason)
 
-    def judge(self, cluster: SimulatedCluster, manifest: Manifest) -> None:
+    def judge(self, cluster: SimulatedCluster, reader: EpochReader) -> None:
         """Ask the invariants.
 
         Raises:
             Violation: One does not hold.
         """
-        plan = self._plan
+        plan, manifest = self._plan, reader.manifest
         if not plan.invariants or len(manifest.members) != len(cluster.participants):
             return
         lives = cluster.ghost.lives
@@ -218,7 +236,7 @@ class UserWorkload(Workload):
         plan.cuts += 1
         for invariant in plan.invariants:
             cut = Cut(
-                cluster.store.objects,
+                cluster.store.meant,
                 manifest,
                 plan.registry,
                 ghost=cluster.ghost,
@@ -235,6 +253,10 @@ class UserWorkload(Workload):
                 raise Violation(name, f"epoch {manifest.epoch} at {cut.seconds:.3f} s: {text}{_shown(cut)}") from error
             if answer is not None and not answer:
                 raise Violation(name, f"{answer!r} of epoch {manifest.epoch} at {cut.seconds:.3f} s{_shown(cut)}")
+
+    def demand(self, cluster: SimulatedCluster) -> None:
+        """No handler waits for ever."""
+        demand_turns_end(cluster, self._plan.pumps, self._plan.patience_ns)
 
     def share(self, participant: str) -> int:
         """Nothing that is known here."""

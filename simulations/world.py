@@ -40,6 +40,8 @@ class World:
         self.steps_max = steps_max
         self._queue: list[tuple[int, int, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._serial = 0
+        self._soon: list[tuple[Prng, Callable[[], Any]]] = []
+        """What the event that runs wants to be done at this very instant."""
 
     def at(self, when: int, random: Prng, action: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
         """Have `action(*arguments)` carried out.
@@ -50,15 +52,19 @@ class World:
             action: What.
             arguments: Of the action.
         """
-        self._serial += 1
+        self._serial = serial = self._serial + 1
         now = self.now
         if when < now:
             when = now
-        heappush(self._queue, (when, random.next() & 0xFFFF, self._serial, action, arguments))
+        heappush(self._queue, (when, random.tie(), serial, action, arguments))
 
     def after(self, delay: int, random: Prng, action: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
         """As `at`, nanoseconds from now."""
         self.at(self.now + delay, random, action, *arguments)
+
+    def soon(self, random: Prng, action: Callable[[], Any]) -> None:
+        """Have `action()` carried out at this instant, behind the event that runs: as `at`, and most often without the queue."""
+        self._soon.append((random, action))
 
     def run(self, end: int, until: Callable[[], bool] | None = None) -> bool:
         """Carry out events.
@@ -75,17 +81,30 @@ class World:
         """
         queue = self._queue
         pop = heappop
+        steps_max = self.steps_max
         while queue and queue[0][0] <= end:
             if until is not None and until():
                 return True
-            when, _, _, action, arguments = pop(queue)
-            self.now = when
-            self.steps += 1
-            if self.steps > self.steps_max:
-                raise StepsExhausted(f"{self.steps} events; at most {self.steps_max} are run")
+            self.now, _, _, action, arguments = pop(queue)
+            self.steps = steps = self.steps + 1
+            if steps > steps_max:
+                raise StepsExhausted(f"{steps} events; at most {steps_max} are run")
             action(*arguments)
+            if self._soon:
+                self._carry_out_soon()
         self.now = max(self.now, end) if until is None else self.now
         return until is None or until()
+
+    def _carry_out_soon(self) -> None:
+        """Into the queue where the order has to be drawn; done at once where nothing else happens at this instant."""
+        soon, queue = self._soon, self._queue
+        while soon:
+            random, action = soon.pop(0)
+            if soon or (queue and queue[0][0] <= self.now):
+                self.at(self.now, random, action)
+            else:
+                self.steps += 1
+                action()
 
 
 class Timer:
@@ -104,8 +123,16 @@ class Timer:
 
     def fire(self) -> None:
         """Call, unless it was taken back."""
-        if not self.cancelled:
-            self._process.enter(self._ring)
+        if self.cancelled:
+            return
+        process = self._process
+        if process.asleep is None and process.alive:
+            now = process.world.now
+            if process.now < now:
+                process.now = now
+            self._callback()
+        else:
+            process.enter(self._ring)
 
     def _ring(self) -> None:
         if not self.cancelled:

@@ -314,8 +314,15 @@ Command: TypeAlias = (
 )
 
 
+_encode: Final = msgspec.json.Encoder(order="sorted").encode
+
+
 def to_ascii_json(value: Any) -> str:  # noqa: ANN401 - any msgspec structure
     """Canonical JSON: sorted keys, no spaces, ASCII."""
+    data = _encode(value)
+    if data.isascii() and b"\x7f" not in data:
+        return data.decode("ascii")
+    # The same text, but for the escapes; ten times as slow.
     return json.dumps(
         msgspec.to_builtins(value, str_keys=True), ensure_ascii=True, sort_keys=True, separators=(",", ":")
     )

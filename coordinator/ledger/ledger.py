@@ -77,6 +77,7 @@ from coordinator.ledger.commands import (
     SealCommand,
     StartCommand,
     TopologyCommand,
+    to_ascii_json,
 )
 from coordinator.ledger.records import (
     ABORTED,
@@ -461,6 +462,7 @@ class Ledger(RollbackRules):
                 state=JOINING,
                 registered_at=command.at,
                 before="" if known is None else known.cause,
+                fresh=self._fresh_after(known, state.session),
             )
             state.participants[record.id] = record
             self._by_session[record.session] = record.id
@@ -478,6 +480,13 @@ class Ledger(RollbackRules):
             self._hosts[agent] = record.id
         self._membership_changed()
         return _yes(session=record.session, resumed=resumed)
+
+    def _fresh_after(self, known: ParticipantRecord | None, session: int) -> int:
+        """What fresh agents of a new session are named after; `known` is its participant's record before."""
+        if known is None:
+            return 0
+        comes_back = known.state == LOST and self.policy.recovery != "off"
+        return known.fresh if comes_back else session
 
     def _session_of(self, session: int) -> ParticipantRecord | Result:
         """The live participant with this session, or the refusal."""
@@ -746,13 +755,13 @@ class Ledger(RollbackRules):
 
 def parse_result(text: str) -> Result:
     """The result of `Ledger.apply` as a dictionary."""
-    result = json.loads(text)
+    result = msgspec.json.decode(text)
     assert isinstance(result, dict)
     return result
 
 
 def _result_text(result: Result) -> str:
-    return json.dumps(result, ensure_ascii=True, sort_keys=True, separators=(",", ":"))
+    return to_ascii_json(result)
 
 
 def _decode(text: object) -> Command | Result:

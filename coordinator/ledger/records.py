@@ -65,6 +65,8 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
     """Wall clock, ns, of `LOST` or `LEFT`; 0 while live."""
     cause: str = ""
     """Why it was lost."""
+    fresh: int = 0
+    """See `protocol.messages.Member.fresh`."""
     before: str = ""
     """Why the session before this one was lost."""
 
@@ -75,7 +77,14 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
 
     def member(self) -> Member:
         """As a member of a topology."""
-        return Member(id=self.id, session=self.session, address=self.address, agents=self.agents, targets=self.targets)
+        return Member(
+            id=self.id,
+            session=self.session,
+            address=self.address,
+            agents=self.agents,
+            targets=self.targets,
+            fresh=self.fresh,
+        )
 
 
 class AnnouncedRecord(msgspec.Struct, kw_only=True):

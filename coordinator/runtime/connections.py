@@ -17,7 +17,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from aiohttp import WSMsgType, web
+from aiohttp import WSMessage, WSMsgType, web
 
 from coordinator.runtime.access import PARTICIPANT_KEY
 from coordinator.runtime.answers import ApiError
@@ -158,6 +158,22 @@ class HubSink(Protocol):
         ...
 
 
+class Socket(Protocol):
+    """One connection that was taken: messages both ways, as aiohttp's WebSocket of a server."""
+
+    async def receive(self) -> WSMessage:
+        """The next message, or news of the end."""
+        ...
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Hand one message over; waits while the peer takes none."""
+        ...
+
+    async def close(self, *, code: int, message: bytes) -> object:
+        """Say why, and end."""
+        ...
+
+
 class ParticipantHub:
     """All control connections of this coordinator."""
 
@@ -260,18 +276,36 @@ class ParticipantHub:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """`GET /v1/participant`."""
+        self.admit()
+        socket = web.WebSocketResponse(max_msg_size=CONTROL_BYTES_MAX, compress=False, autoping=True)
+        if not socket.can_prepare(request):
+            raise ApiError(400, "not-a-websocket", "this address takes WebSocket upgrades only")
+        await socket.prepare(request)
+        await self.converse(socket, bound_to=request.get(PARTICIPANT_KEY, ""))
+        return socket
+
+    def admit(self) -> None:
+        """Whether one more connection may begin.
+
+        Raises:
+            ApiError: It may not; 503 with the reason.
+        """
         if self._ending:
             raise ApiError(503, "ending", "this coordinator ends")
         waiting = len(self._connections) - len(self._by_session)
         if waiting >= HANDSHAKES_MAX or len(self._connections) >= PARTICIPANTS_MAX + HANDSHAKES_MAX:
             self.counts["full"] += 1
             raise ApiError(503, "full", "too many connections", "try again in a second", headers={"Retry-After": "1"})
-        socket = web.WebSocketResponse(max_msg_size=CONTROL_BYTES_MAX, compress=False, autoping=True)
-        if not socket.can_prepare(request):
-            raise ApiError(400, "not-a-websocket", "this address takes WebSocket upgrades only")
-        await socket.prepare(request)
+
+    async def converse(self, socket: Socket, *, bound_to: str) -> None:
+        """One connection from its opening to its end.
+
+        Args:
+            socket: Was opened; is closed on return.
+            bound_to: The only participant that may register on it; "": any.
+        """
         self._numbers += 1
-        connection = Connection(self._numbers, self._clock(), bound_to=request.get(PARTICIPANT_KEY, ""))
+        connection = Connection(self._numbers, self._clock(), bound_to=bound_to)
         self._connections[connection.id] = connection
         self.counts["opened"] += 1
         self._sink.connection_opened(connection.id)
@@ -287,7 +321,6 @@ class ParticipantHub:
                     await writer
             finally:
                 writer.cancel()
-        return socket
 
     def _forget(self, connection: Connection) -> None:
         del self._connections[connection.id]
@@ -296,7 +329,7 @@ class ParticipantHub:
             self.ingests.session_lost(connection.session)
         self._sink.connection_lost(connection.id, (connection.closing or (0, ""))[1] or "closed by the peer")
 
-    async def _write(self, socket: web.WebSocketResponse, connection: Connection) -> None:
+    async def _write(self, socket: Socket, connection: Connection) -> None:
         try:
             while (data := await connection.next_order()) is not None:
                 async with asyncio.timeout(WRITE_SECONDS_MAX):
@@ -310,7 +343,7 @@ class ParticipantHub:
         code, reason = connection.closing or (1000, "")
         await socket.close(code=code, message=reason.encode()[:120])
 
-    async def _read(self, socket: web.WebSocketResponse, connection: Connection) -> None:
+    async def _read(self, socket: Socket, connection: Connection) -> None:
         deadline = self._clock() + HANDSHAKE_SECONDS_MAX
         while connection.closing is None:
             try:

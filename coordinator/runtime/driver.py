@@ -61,6 +61,7 @@ from protocol.failpoints import fp, fp_store
 from protocol.ids import Epoch, Instant
 from protocol.limits import CONCURRENT_EPOCHS_MAX
 from protocol.messages import Register
+from protocol.storage.repair import put_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -116,7 +117,7 @@ _APPLIED: Final = {
 
 
 class Clock:
-    """Instants since this process's start."""
+    """Instants since this process's start, and the time of day."""
 
     def __init__(self) -> None:
         self._base = time.monotonic_ns()
@@ -124,6 +125,10 @@ class Clock:
     def now(self) -> Instant:
         """Monotonic, nanoseconds."""
         return Instant(time.monotonic_ns() - self._base)
+
+    def wall(self) -> int:
+        """Nanoseconds since 1970: for people, never for decisions."""
+        return time.time_ns()
 
 
 class Driver:
@@ -138,6 +143,7 @@ class Driver:
         leader_url: Where the leader is, "" if unknown or if it is this coordinator.
         crashed: Called once, with the cause, when the process must end.
         fences: Stores and sinks by the names that the machine has for them.
+        threads: Makes a pool of so many threads of a name, for blocking work on the store.
     """
 
     def __init__(
@@ -151,9 +157,10 @@ class Driver:
         leader_url: Callable[[], str],
         crashed: Callable[[BaseException], None],
         fences: Mapping[str, Fence],
+        threads: Callable[[int, str], concurrent.futures.Executor] = concurrent.futures.ThreadPoolExecutor,
     ) -> None:
         self.leader = leader
-        self.hub = ParticipantHub(self, clock=time.monotonic)
+        self.hub = ParticipantHub(self, clock=lambda: clock.now() / 1e9)
         self._group = group
         self._store = store
         self._keys = keys
@@ -170,8 +177,8 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._requests: dict[str, asyncio.Future[Result]] = {}
         self._request_number = 0
-        self._threads = concurrent.futures.ThreadPoolExecutor(STORE_THREADS, thread_name_prefix="store")
-        self._own_threads = concurrent.futures.ThreadPoolExecutor(OWN_STORE_THREADS, thread_name_prefix="store-own")
+        self._threads = threads(STORE_THREADS, "store")
+        self._own_threads = threads(OWN_STORE_THREADS, "store-own")
         self.store_threads_busy = 0
         self.counts: dict[str, int] = {"events": 0, "proposals": 0, "refused": 0, "ambiguous": 0, "store_failures": 0}
 
@@ -283,7 +290,7 @@ class Driver:
     async def _propose(self, command: Command) -> None:
         fp(_BEFORE_PROPOSE.get(command.kind, ""))
         try:
-            text = encode_command(command, at=time.time_ns())
+            text = encode_command(command, at=self._clock.wall())
             await self._group.submit(text, timeout=SUBMIT_SECONDS_MAX)
         except (Refused, LimitExceeded) as error:
             self.counts["refused"] += 1
@@ -376,7 +383,7 @@ class Driver:
         """In a thread."""
         key = manifest_key(Epoch(order.epoch))
         fp_store("manifest.before_put", key)
-        self._store.put(key, order.manifest)
+        put_manifest(self._store, key, order.manifest)
         fp_store("manifest.after_put", key)
 
     async def in_thread(
@@ -384,7 +391,7 @@ class Driver:
         work: Callable[[], T],
         seconds: float | None = None,
         *,
-        threads: concurrent.futures.ThreadPoolExecutor | None = None,
+        threads: concurrent.futures.Executor | None = None,
     ) -> T:
         """Blocking work on the store, on one of a few threads.
 

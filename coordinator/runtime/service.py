@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import logging
 import os
 import secrets
@@ -357,6 +358,28 @@ def _open_store(config: CoordinatorConfig) -> ObjectStore:
         raise ConfigError("store", f"{config.store} cannot be used: {error}") from error
 
 
+async def _probe_store(service: Service) -> None:
+    """Write to the store once, for so long as an attempt may take.
+
+    Raises:
+        ConfigError: It cannot be written, or does not answer.
+    """
+    from coordinator.runtime.driver import STORE_SECONDS_MAX
+
+    # A thread of its own: one that hangs must not be waited for when the loop ends.
+    thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="store-probe")
+    url = service.config.store
+    try:
+        async with asyncio.timeout(STORE_SECONDS_MAX):
+            await asyncio.get_running_loop().run_in_executor(thread, service.probe_store)
+    except TimeoutError:
+        raise ConfigError("store", f"{url} did not answer within {STORE_SECONDS_MAX:.0f} s") from None
+    except StoreError as error:
+        raise ConfigError("store", f"{url} cannot be written: {error}") from error
+    finally:
+        thread.shutdown(wait=False)
+
+
 async def serve(config: CoordinatorConfig) -> int:
     """Run one coordinator until SIGTERM or SIGINT; returns the exit code.
 
@@ -367,10 +390,7 @@ async def serve(config: CoordinatorConfig) -> int:
     arm_failpoints(os.environ, (config.http.host, config.raft.host) if config.peers else (config.http.host,))
     with DataDir(config.data_dir, cluster=config.cluster, coordinator=config.id):
         service = Service(config)
-        try:
-            await asyncio.to_thread(service.probe_store)
-        except StoreError as error:
-            raise ConfigError("store", f"{config.store} cannot be written: {error}") from error
+        await _probe_store(service)
         address = await service.start()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.end)

@@ -1,6 +1,6 @@
-"""The driver's time: nanoseconds since its start, and a way to be called at one of them.
+"""The driver's time: nanoseconds since its start, a way to be called at one of them, and a stopwatch for its own work.
 
-Production has the event loop's; `participant.testing` has one that moves only when a test says so.
+Production has the event loop's; `participant.testing` has one that moves only when a test says so, `simulations` a virtual one.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ class Clock(Protocol):
         """Call from the loop, at this instant or a little later."""
         ...
 
+    def stopwatch(self) -> int:
+        """Nanoseconds that run while this process works, whatever `now` does: slices of work end by it."""
+        ...
+
 
 class LoopClock:
     """The running event loop's time."""
@@ -51,3 +55,5 @@ class LoopClock:
     def call_at(self, at: int, callback: Callable[[], None]) -> Cancellable:
         """Call from the loop; an instant that has passed: in its next turn."""
         return self._loop.call_later(max(0, at - self.now()) / 1e9, callback)
+
+    stopwatch = staticmethod(time.monotonic_ns)

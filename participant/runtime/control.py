@@ -84,16 +84,107 @@ class Control(Protocol):
         ...
 
 
+class ControlSocket(Protocol):
+    """One connection that was dialed: messages both ways, as aiohttp's WebSocket of a client."""
+
+    @property
+    def close_code(self) -> int | None:
+        """With which it was closed; None: it is open."""
+        ...
+
+    async def receive(self) -> aiohttp.WSMessage:
+        """The next message, or news of the end."""
+        ...
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Hand one message over; waits while the peer takes none."""
+        ...
+
+    async def close(self) -> object:
+        """Say farewell and end."""
+        ...
+
+
+class Dialer(Protocol):
+    """How a coordinator is reached; an async context manager, entered once by whoever dials."""
+
+    async def __aenter__(self) -> object:
+        """Get ready."""
+        ...
+
+    async def __aexit__(self, *error: object) -> object:
+        """Let go of all that is open."""
+        ...
+
+    async def dial(self, url: str) -> ControlSocket:
+        """Connect to one coordinator.
+
+        Raises:
+            Refused: It does not take our token.
+            OSError: And other errors of the network: it is not reached now.
+        """
+        ...
+
+
+class WebSocketDialer:
+    """A `Dialer` over aiohttp.
+
+    Args:
+        token: Bearer token of role ``participant``.
+        tls: What HTTPS coordinators' certificates are checked with; None: what this machine trusts.
+    """
+
+    def __init__(self, token: str, tls: ssl.SSLContext | None) -> None:
+        self._token = token
+        self._tls: ssl.SSLContext | Literal[True] = True if tls is None else tls
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> None:
+        """Get ready."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
+        self._session = aiohttp.ClientSession(timeout=timeout)
+
+    async def __aexit__(self, *error: object) -> None:
+        """Let go of all that is open."""
+        await self._session.close()
+
+    async def dial(self, url: str) -> aiohttp.ClientWebSocketResponse:
+        """As `Dialer.dial`."""
+        try:
+            return await self._session.ws_connect(
+                f"{url}/v1/participant",
+                headers={"Authorization": f"Bearer {self._token}"},
+                max_msg_size=CONTROL_BYTES_MAX + 1,
+                heartbeat=PING_SECONDS,
+                compress=0,
+                ssl=self._tls,
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status in {401, 403}:
+                raise Refused(
+                    "wrong-token", f"{url} refuses our token: is secret_file the one of this cluster? ({error.status})"
+                ) from None
+            raise
+
+
 class ControlClient:
     """A `Control` over WebSocket."""
 
-    def __init__(self, *, coordinators: Sequence[str], token: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        coordinators: Sequence[str],
+        token: str,
+        tls: ssl.SSLContext | None = None,
+        dialer: Dialer | None = None,
+    ) -> None:
         """Set up.
 
         Args:
             coordinators: ``host:port`` or ``http[s]://host:port``, at least one.
             token: Bearer token of role ``participant``.
             tls: What HTTPS coordinators' certificates are checked with; None: what this machine trusts.
+            dialer: In place of one over HTTP with this token; for tests.
 
         Raises:
             ConfigError: An address is not one, or there is none.
@@ -101,8 +192,7 @@ class ControlClient:
         if not coordinators:
             raise ConfigError("coordinators", "name at least one, as host:port")
         self._coordinators = [_url(text) for text in coordinators]
-        self._token = token
-        self._tls: ssl.SSLContext | Literal[True] = True if tls is None else tls
+        self._dialer: Dialer = dialer or WebSocketDialer(token, tls)
         self._sink: ControlSink | None = None
         self._tasks = TaskSet(self._task_failed)
         self._outbox: deque[bytes] = deque()
@@ -152,13 +242,12 @@ class ControlClient:
         turn, count = 0, len(self._coordinators)
         pointed = ""
         said = ""
-        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        async with self._dialer:
             while self._sink is not None:
                 url = pointed or self._coordinators[turn % count]
                 connections = self._counts["connections"]
                 try:
-                    pointed = await self._talk(session, url)
+                    pointed = await self._talk(url)
                     problem = f"not the leader; it says {pointed or 'nobody'} is"
                 except (OSError, TimeoutError, aiohttp.ClientError, MalformedFrame) as error:
                     pointed = ""
@@ -183,7 +272,7 @@ class ControlClient:
                 if turn // count > rounds:
                     await asyncio.sleep(backoff.next())
 
-    async def _talk(self, session: aiohttp.ClientSession, url: str) -> str:
+    async def _talk(self, url: str) -> str:
         """One connection from its dialing to its end.
 
         Returns:
@@ -195,22 +284,8 @@ class ControlClient:
         """
         sink = self._sink
         assert sink is not None, "talks before start"
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                socket = await session.ws_connect(
-                    f"{url}/v1/participant",
-                    headers={"Authorization": f"Bearer {self._token}"},
-                    max_msg_size=CONTROL_BYTES_MAX + 1,
-                    heartbeat=PING_SECONDS,
-                    compress=0,
-                    ssl=self._tls,
-                )
-        except aiohttp.WSServerHandshakeError as error:
-            if error.status in {401, 403}:
-                raise Refused(
-                    "wrong-token", f"{url} refuses our token: is secret_file the one of this cluster? ({error.status})"
-                ) from None
-            raise
+        async with asyncio.timeout(CONNECT_SECONDS):
+            socket = await self._dialer.dial(url)
         try:
             await socket.send_bytes(encode_control(sink.register_message()))
             async with asyncio.timeout(REGISTER_SECONDS):
@@ -226,9 +301,7 @@ class ControlClient:
                     await socket.close()
         return ""
 
-    async def _converse(
-        self, socket: aiohttp.ClientWebSocketResponse, url: str, sink: ControlSink, answer: Registered
-    ) -> None:
+    async def _converse(self, socket: ControlSocket, url: str, sink: ControlSink, answer: Registered) -> None:
         self._id_taken_since = None
         self._counts["connections"] += 1
         self._outbox.clear()
@@ -250,7 +323,7 @@ class ControlClient:
             beats.cancel()
             self._drained.set()
 
-    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> FromCoordinator:
+    async def _receive(self, socket: ControlSocket) -> FromCoordinator:
         received = await socket.receive()
         if received.type is not aiohttp.WSMsgType.BINARY:
             raise ConnectionResetError(
@@ -263,7 +336,7 @@ class ControlClient:
             self._counts["malformed"] += 1
             raise
 
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def _write(self, socket: ControlSocket) -> None:
         with contextlib.suppress(OSError, aiohttp.ClientError):
             while True:
                 await self._wake.wait()

@@ -119,6 +119,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cleancut.participant")
 
 LEAVE_SECONDS: Final = 30.0
+STORE_SECONDS_MAX: Final = 60.0
+"""Opening the store; one that hangs longer counts as failed, and whoever started the participant hears of it."""
 
 
 class Participant:
@@ -141,6 +143,7 @@ class Participant:
         control: In place of a connection to `coordinators`; for tests.
         wire: In place of the transport that `transport` names; for tests.
         clock: In place of the loop's time; for tests.
+        boot_id: Hex digits that name this life, in place of random ones; for tests.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -163,6 +166,7 @@ class Participant:
         control: Control | None = None,
         wire: Transport | None = None,
         clock: Clock | None = None,
+        boot_id: str = "",
         **settings: Any,  # noqa: ANN401 - the other fields of ParticipantConfig, checked there
     ) -> None:
         check_interpreter()
@@ -197,7 +201,7 @@ class Participant:
         self._idle_news = asyncio.Event()
         self._idle_news.set()
         self._outputs_news = asyncio.Event()
-        self._boot_id = secrets.token_hex(16)
+        self._boot_id = boot_id or secrets.token_hex(16)
         self._ingested = 0
         self._intake: Intake | None = None
         self._listeners: list[_Listener] = []
@@ -899,7 +903,7 @@ class Participant:
             if not effect.restored:
                 member = topology.member(self.id)
                 assert member is not None, "a topology without us"
-                self._restorer.start(member.agents)
+                self._restorer.start(member)
             self._pump.start()
             if self._intake is not None:
                 self._let_input_in(self._intake, restored=effect.restored)
@@ -1088,11 +1092,17 @@ class Participant:
         from protocol.storage import ensure_format, open_store
 
         config = self.config
-        if isinstance(config.store, str):
-            store = await asyncio.to_thread(open_store, config.store, config.cluster_name)
-        else:
-            store = config.store
-        await asyncio.to_thread(ensure_format, store, config.cluster_name)
+        url = config.store if isinstance(config.store, str) else config.store.url
+        try:
+            async with asyncio.timeout(STORE_SECONDS_MAX):
+                if isinstance(config.store, str):
+                    store = await asyncio.to_thread(open_store, config.store, config.cluster_name)
+                else:
+                    store = config.store
+                await asyncio.to_thread(ensure_format, store, config.cluster_name)
+        except TimeoutError:
+            cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
+            raise StoreError("open", url, cause, errno_name="ETIMEDOUT") from None
         return store
 
     def _make_wire(self, keys: ClusterKeys) -> Transport:

@@ -19,7 +19,7 @@ from protocol.errors import FencedError, RecoveryError, SnapshotError
 from protocol.failpoints import fp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from participant.agent import Agent
     from participant.codec import MessageRegistry
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from participant.state import CutClock
     from protocol.ids import ClusterName, ParticipantId
     from protocol.keys import ClusterKeys
-    from protocol.messages import Restore
+    from protocol.messages import Member, Restore
     from protocol.ports import ObjectStore
 
 log = logging.getLogger("cleancut.participant.restore")
@@ -126,6 +126,7 @@ class Restorer:
             fresh=self._begin_again,
         )
         self._loading: asyncio.Task[None] | None = None
+        self._fresh = 0
         self.input_position: int | None = None
         """What the epoch that was loaded last says of this participant's input log."""
 
@@ -144,15 +145,17 @@ class Restorer:
         """Load the order's epoch, and tell the machine."""
         if self._loading is not None:
             self._loading.cancel()
+        self._fresh = next((member.fresh for member in order.members if member.id == self._participant), 0)
         name = f"restore incarnation {order.incarnation}"
         self._loading = self._tasks.spawn(self._restore(order), name=name)
 
-    def start(self, placed: Iterable[str]) -> None:
-        """These agents are here from now on, fresh; for a participant that joins."""
-        wanted = frozenset(placed)
+    def start(self, member: Member) -> None:
+        """The agents placed here are here from now on, fresh; for a participant that joins."""
+        self._fresh = member.fresh
+        wanted = frozenset(member.agents)
         self._be_here([host for host in self._hosts if host.id in wanted])
         for host in self._hosts:
-            host.start_fresh(self._cluster)
+            host.start_fresh(self._cluster, self._fresh)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -225,4 +228,4 @@ class Restorer:
         """An agent that the epoch does not hold: as its ``__init__`` made it."""
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         self._beginnings[host.id].load(host, now=now, allowed=allowed)
-        host.start_fresh(self._cluster)
+        host.start_fresh(self._cluster, self._fresh)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from time import monotonic_ns
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from participant.capture import Capturer
@@ -23,6 +22,7 @@ from protocol.documents import local_snapshot_steps
 from protocol.errors import ObjectConflict, SnapshotError, StoreError
 from protocol.failpoints import fp, fp_store
 from protocol.limits import CAPTURE_SLICE_NS, KIB, UPLOAD_RETRY_NS, UPLOADS_MAX
+from protocol.storage.repair import put_content
 from protocol.version import __version__
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Uploader:
         self._participant = participant
         self._store = store
         self._clock = clock
+        self._stopwatch = clock.stopwatch
         self._tasks = tasks
         self._sink = sink
         self._parts: dict[Epoch, _Part] = {}
@@ -206,34 +207,34 @@ class Uploader:
         part.timings[phase] = self._clock.now() - part.began
 
     async def _encode(self, part: _Part, slices: Generator[Pack | None, None, None]) -> None:
-        """Run slices, each for `CAPTURE_SLICE_NS` of real time; finished packs go to threads meanwhile."""
+        """Run slices, each for `CAPTURE_SLICE_NS` of the stopwatch; finished packs go to threads meanwhile."""
         async with self._encoding:
-            began = monotonic_ns()
+            began = self._stopwatch()
             for pack in slices:
                 if pack is not None:
                     part.uploads.append(self._upload(part, pack.key, pack.data))
                     await self._bound_uploads(part)
-                    began = monotonic_ns()
+                    began = self._stopwatch()
                     continue
-                took = monotonic_ns() - began
+                took = self._stopwatch() - began
                 if took >= CAPTURE_SLICE_NS:
                     self._slice_ns_max = max(self._slice_ns_max, took)
                     await asyncio.sleep(0)
-                    began = monotonic_ns()
+                    began = self._stopwatch()
 
     async def _encode_object(self, steps: Generator[None, None, bytes]) -> bytes:
-        """Run small steps, each for `CAPTURE_SLICE_NS` of real time, to what they return."""
-        began = monotonic_ns()
+        """Run small steps, each for `CAPTURE_SLICE_NS` of the stopwatch, to what they return."""
+        began = self._stopwatch()
         while True:
             try:
                 next(steps)
             except StopIteration as end:
                 return cast("bytes", end.value)
-            took = monotonic_ns() - began
+            took = self._stopwatch() - began
             if took >= CAPTURE_SLICE_NS:
                 self._slice_ns_max = max(self._slice_ns_max, took)
                 await asyncio.sleep(0)
-                began = monotonic_ns()
+                began = self._stopwatch()
 
     def _upload(self, part: _Part, key: str, data: bytes) -> asyncio.Task[None]:
         # Not one of the driver's tasks: that it fails is this epoch's matter, which awaits it.
@@ -286,11 +287,11 @@ class Uploader:
         """In a thread."""
         if key.startswith("packs/"):
             fp_store("pack.before_put", key)
-            self._store.put(key, data)
+            put_content(self._store, key, data)
             fp_store("pack.after_put", key)
         else:
             fp_store("snapshot.before_put", key)
-            self._store.put(key, data)
+            put_content(self._store, key, data)
             fp_store("snapshot.after_put", key)
 
     async def _put(self, part: _Part, key: str, data: bytes) -> None:

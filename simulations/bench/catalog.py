@@ -18,6 +18,7 @@ MODULES: Final = {
     "epoch-scale": "epoch_scale",
     "real-epoch": "real_epoch",
     "raft-commit": "raft_commit",
+    "simulator": "simulator",
     "cli-start": "cli_start",
 }
 

@@ -34,6 +34,7 @@ LIBRARIES: Final = (
     "msgspec",
     "networkx",
     "pysyncobj",
+    "simpy",
 )
 Size = Literal["tiny", "quick", "full"]
 

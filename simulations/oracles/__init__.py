@@ -10,6 +10,7 @@ module              invariants (names of RELIABILITY.md section 3)
 `membership`        I7 members, sessions and channels are those of the start
 `epochs`            I9 one manifest; I10 numbers grow; I11 one end for everybody; I19 what was acknowledged stays; I20; I21
 `durability`        I12 a visible manifest has all its objects; I14 a power cut takes no committed epoch
+`rot`               I16 spoiled objects are noticed before they are used, found and named; I14 and all others are whole
 `liveness`          L1, L2, L3 in the healed world
 ==================  ===================================================================================================
 
@@ -23,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 from protocol.digests import EPOCHS_PREFIX, epoch_of_key
 from protocol.documents import decode_manifest
 from protocol.errors import StoreError
-from protocol.reading import EpochReader
 from simulations.oracles.channel_states import check_channel_states
 from simulations.oracles.conservation import check_conservation
-from simulations.oracles.durability import check_durable
+from simulations.oracles.durability import VERIFIED_EVERY, check_durable, check_verified
 from simulations.oracles.epochs import EpochHistory
+from simulations.oracles.judgement import Judgement, SeenObjects
 from simulations.oracles.membership import check_membership
 from simulations.oracles.reachability import check_reachable
 from simulations.oracles.vector_clocks import check_vector_clocks
@@ -44,6 +45,8 @@ class Oracles:
     def __init__(self, cluster: SimulatedCluster) -> None:
         self._cluster = cluster
         self.history = EpochHistory(cluster)
+        self._view = cluster.store.meant
+        self._seen = SeenObjects(self._view)
         self.judged = 0
         """Manifests that were judged."""
         self.recorded_messages = 0
@@ -66,7 +69,7 @@ class Oracles:
     def _judge(self, epoch: int, key: str, data: bytes) -> None:
         cluster = self._cluster
         manifest = decode_manifest(data, name=key)
-        reader = EpochReader(cluster.store.objects, manifest)
+        reader = Judgement(self._view, manifest, self._seen)
         check_membership(self.history.started[epoch], manifest)
         self.recorded_messages += check_channel_states(cluster.ghost, reader, cluster.workload.forms)
         check_vector_clocks(cluster.ghost, manifest)
@@ -74,8 +77,10 @@ class Oracles:
         if self.judged & (self.judged - 1) == 0:
             # It looks at all of the past: at the 1st, 2nd, 4th, 8th manifest, so that the sum stays in bounds.
             check_reachable(cluster, reader)
-        check_durable(cluster, epoch, data, deep=cluster.options.deep or self.judged % 4 == 1)
-        cluster.workload.judge(cluster, manifest)
+        check_durable(cluster, reader)
+        if self.judged % VERIFIED_EVERY == 1:
+            check_verified(cluster, epoch, data, deep=cluster.options.deep)
+        cluster.workload.judge(cluster, reader)
 
     def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
         """A replica has applied an entry."""

@@ -24,7 +24,7 @@ _MAY_FOLLOW: Final = {
     "committed": ("committed",),
     "aborted": ("aborted",),
 }
-DIGEST_EVERY: Final = 16
+DIGEST_EVERY: Final = 64
 """Entries between two comparisons of the replicas' digests: a dump of the ledger costs more than an entry."""
 
 
@@ -80,6 +80,19 @@ class EpochHistory:
         for number in result.get("aborted", ()):  # a member was lost
             self._epoch_changed(coordinator, int(number))
 
+    def check_replicas(self) -> None:
+        """At the end: replicas that have applied the same entries are the same.
+
+        Raises:
+            Violation: I21.
+        """
+        digests: dict[int, str] = {}
+        for coordinator in self._cluster.log.lives.values():
+            if coordinator.alive:
+                found = coordinator.ledger.digest()
+                if digests.setdefault(coordinator.applied, found) != found:
+                    raise Violation("I21", f"replicas differ after entry {coordinator.applied}")
+
     def _epoch_changed(self, coordinator: CoordinatorLife, number: int) -> None:
         ledger = coordinator.ledger
         record = ledger.epoch(number)
@@ -106,8 +119,8 @@ class EpochHistory:
             if record.abort is None or not (record.abort.cause and record.abort.phase):
                 raise Violation("P4", f"epoch {number} is aborted without phase and cause")
             late = record.abort.cause.startswith("deadline of")
-            if record.abort.phase == "assemble" and not late and not self._cluster.spoiled:
-                # Nothing here spoils an object, so a cut that does not pass is our own doing.
+            if record.abort.phase == "assemble" and not late and number not in self._cluster.rotten_reads:
+                # All that was read is what was written, so a cut that does not pass is our own doing.
                 raise Violation("P1", f"the assembler refuses epoch {number}: {record.abort.cause}")
 
     def _note_start(self, coordinator: CoordinatorLife, number: int, now: int) -> None:
@@ -133,7 +146,8 @@ class EpochHistory:
             raise Violation(
                 "I9", f"epoch {number} was sealed with {self.sealed.get(number)}, committed with {manifest}"
             )
-        if not self._cluster.store.is_durable(manifest_key(number)):
+        key = manifest_key(number)
+        if key not in self._cluster.store.spoiled.meant and not self._cluster.store.is_durable(key):
             raise Violation("I12", f"epoch {number} is committed and its manifest would not survive a power cut")
 
     def manifest_visible(self, number: int, data: bytes) -> None:

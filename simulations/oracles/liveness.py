@@ -56,9 +56,12 @@ def demand_commits(cluster: SimulatedCluster, count: int) -> None:
     history = cluster.oracles.history
     options = cluster.options
     newest = max(history.states, default=0)
+    before = history.commits
     each = 2 * options.interval_ns + options.pause_ns + options.deadline_ns + 5 * SECOND
 
     def committed() -> bool:
+        if history.commits - before < count:
+            return False  # asked after each event
         states = history.states
         return (
             sum(1 for number in range(newest + 1, max(states, default=0) + 1) if states.get(number) == "committed")

@@ -1,7 +1,7 @@
 """Named scenarios: what went wrong in systems like this one, as runs that must pass, with what has to be seen in each.
 
-A scenario is a list of runs (`simulations.options.Run`) and a check of the cluster when such a run is over. All oracles look
-on as ever; the check asks for what is special about it.
+A scenario is a list of runs (`simulations.options.Run`) and a check of the cluster when such a run is over
+(`simulations.scenarios.checks`). All oracles look on as ever; the check asks for what is special about it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ from simulations.cluster import SimulatedCluster
 from simulations.faults import POINTS, Injector
 from simulations.options import Fault, Options, Run
 from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
+from simulations.oracles.rot import check_rot
+from simulations.scenarios import checks
+from simulations.scenarios.long_call import long_call_plan
 from simulations.trace import Trace
-from simulations.violations import Violation
+from simulations.workloads import workload_of
 from simulations.world import MS, SECOND, US
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coordinator.ledger import EpochRecord
+    from simulations.user_workload import UserPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,8 @@ class Scenario:
     runs: tuple[Run, ...]
     check: Callable[[SimulatedCluster, Injector], None]
     """Raises `Violation`."""
+    plan: Callable[[], UserPlan] | None = None
+    """Agents of its own; None: the workload that the options name."""
 
 
 def play(scenario: Scenario) -> None:
@@ -41,34 +46,35 @@ def play(scenario: Scenario) -> None:
         Violation: What an oracle or the check finds.
     """
     for each in scenario.runs:
-        cluster = SimulatedCluster(each.options, Trace())
+        plan = scenario.plan() if scenario.plan is not None else None
+        if plan is not None:
+            plan.begin_run(each)
+        cluster = SimulatedCluster(each.options, Trace(), workload_of if plan is None else plan.workload)
         injector = Injector(cluster)
-        cluster.boot()
-        injector.inject(each.faults)
-        cluster.world.run(each.options.faults_ns)
-        scenario.check(cluster, injector)
-        cluster.heal()
-        demand_all_members(cluster)
-        demand_ends(cluster)
+        try:
+            _play(scenario, each, cluster, injector)
+        finally:
+            cluster.workload.close()
+            if plan is not None:
+                plan.end_run()
+
+
+def _play(scenario: Scenario, each: Run, cluster: SimulatedCluster, injector: Injector) -> None:
+    cluster.boot()
+    injector.inject(each.faults)
+    cluster.world.run(each.options.faults_ns)
+    scenario.check(cluster, injector)
+    cluster.heal()
+    demand_all_members(cluster)
+    demand_ends(cluster)
+    if scenario.check is not checks.recording_limit:
         demand_commits(cluster, 2)
-        cluster.workload.switch.on = False
+    cluster.workload.switch.on = False
+    if cluster.workload.comes_to_rest:
         demand_quiet(cluster)
-
-
-# --- looking ----------------------------------------------------------------------------------------------------------
-
-
-def records(cluster: SimulatedCluster) -> list[EpochRecord]:
-    """All epochs, as the most advanced replica has them."""
-    lives = [life for life in cluster.log.lives.values() if life.alive]
-    ledger = max(lives, key=lambda life: life.applied).ledger
-    return [record for _, record in sorted(ledger.state.epochs.items())]
-
-
-def demand(holds: bool, text: str) -> None:  # noqa: FBT001 - an assertion's shape
-    """Raise a violation unless it holds."""
-    if not holds:
-        raise Violation("scenario", text)
+        demand_commits(cluster, 1)
+    check_rot(cluster)
+    cluster.workload.judge_end(cluster)
 
 
 def _options(seed: int, **changes: object) -> Options:
@@ -76,68 +82,6 @@ def _options(seed: int, **changes: object) -> Options:
     for name, value in changes.items():
         setattr(options, name, value)
     return options
-
-
-# --- the checks -------------------------------------------------------------------------------------------------------
-
-
-def _silent(cluster: SimulatedCluster, injector: Injector) -> None:
-    demand(injector.fired.get("pause", 0) == 1, "the pause did not happen")
-    aborted = [record for record in records(cluster) if record.state == "aborted"]
-    demand(bool(aborted), "no epoch was aborted although a participant was silent")
-    for record in aborted:
-        assert record.abort is not None
-        demand("p3" in (record.abort.participant, record.abort.cause), f"blames {record.abort}")
-        demand(2 * SECOND <= record.took_ns <= 2500 * MS, f"epoch {record.epoch} took {record.took_ns / 1e9:.2f} s")
-        demand(record.epoch not in cluster.oracles.history.manifests, "an aborted epoch has a manifest")
-    last = aborted[-1].epoch
-    demand(
-        any(record.epoch > last and record.state == "committed" for record in records(cluster)),
-        "no epoch commits later",
-    )
-
-
-def _slow_consumer(cluster: SimulatedCluster, injector: Injector) -> None:
-    waiting = max(len(host.mailbox) for life in cluster.lives.values() for host in life.hosts)
-    demand(waiting > 50, f"the mailboxes hold {waiting} messages only: nobody is slow")
-    took = [record.took_ns for record in records(cluster) if record.state == "committed"]
-    demand(len(took) >= 4, f"{len(took)} epochs commit beside a slow consumer")
-    demand(max(took) < SECOND, f"an epoch took {max(took) / 1e9:.2f} s: it waits for the consumer")
-
-
-def _sleeping_leader(cluster: SimulatedCluster, injector: Injector) -> None:
-    demand(injector.fired.get("pause-coordinator", 0) >= 1, "no leader slept")
-    demand(cluster.log.term >= 2, "nobody took over")
-    open_long = [r.epoch for r in records(cluster) if r.state == "sealed" and r.took_ns > 5 * SECOND]
-    demand(not open_long, f"epochs {open_long} stay sealed")
-
-
-def _leader_dies(cluster: SimulatedCluster, injector: Injector) -> None:
-    crashes = [kind for kind in injector.fired if kind.startswith("crash-at ")]
-    demand(len(crashes) == 1, f"{crashes} fired; one point was armed")
-    history = cluster.oracles.history
-    ended = [record for record in records(cluster) if record.state in ("committed", "aborted")]
-    bound = cluster.options.deadline_ns + 3 * SECOND
-    demand(all(record.took_ns <= bound for record in ended), "an epoch outlived its deadline and a change of leader")
-    demand(len(history.states) == len(records(cluster)), "history of earlier epochs is lost")
-
-
-def _comings_and_goings(cluster: SimulatedCluster, injector: Injector) -> None:
-    for kind in ("leave", "crash"):
-        demand(injector.fired.get(kind, 0) >= 1, f"{kind} did not happen")
-    sessions = {life.session for life in cluster.ghost.lives.values()}
-    demand(len(sessions) >= 6, f"sessions {sorted(sessions)}: nobody came back")
-    demand(cluster.oracles.history.commits >= 3, "too few epochs commit")
-
-
-def _clock_jumps(cluster: SimulatedCluster, injector: Injector) -> None:
-    demand(injector.fired.get("clock", 0) == 2, "the clocks did not jump")
-    found = records(cluster)
-    demand([record.epoch for record in found] == sorted(record.epoch for record in found), "epochs are out of order")
-    demand(all(record.took_ns >= 0 and record.elapsed_ns >= 0 for record in found), "a duration is negative")
-    demand(not any(record.state == "aborted" for record in found), "a clock that jumps aborts an epoch")
-    starts = [record.started_at for record in found]
-    demand(starts != sorted(starts), "no wall clock went back: nothing was tested")
 
 
 SCENARIOS: Final[dict[str, Scenario]] = {
@@ -149,7 +93,20 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 faults=[Fault(kind="pause", at_ns=3 * SECOND, for_ns=3 * SECOND, who="p3")],
             ),
         ),
-        check=_silent,
+        check=checks.silent,
+    ),
+    "D2": Scenario(
+        what="A handler awaits a call of ten minutes: epochs commit as if it did not, and hold its message as being handled.",
+        runs=(
+            Run(
+                options=_options(
+                    2, nodes=3, workload="user", deadline_ns=5 * SECOND, interval_ns=SECOND, faults_ns=15 * SECOND
+                ),
+                faults=[],
+            ),
+        ),
+        check=checks.long_call,
+        plan=long_call_plan,
     ),
     "D3": Scenario(
         what="Consumers are slower than what is sent to them: an epoch finishes in less than a second all the same.",
@@ -161,18 +118,47 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                 faults=[],
             ),
         ),
-        check=_slow_consumer,
+        check=checks.slow_consumer,
+    ),
+    "D3-limit": Scenario(
+        what="The same flood on slow links with a small limit of recording: epochs abort by that name, memory stays flat.",
+        runs=(
+            Run(
+                options=_options(
+                    31,
+                    workload="pipeline",
+                    burst=40,
+                    tick_ns=100 * MS,
+                    latency_ns=300 * MS,
+                    jitter_ns=200 * MS,
+                    faults_ns=8 * SECOND,
+                    recording_bytes_max=2000,
+                ),
+                faults=[],
+            ),
+        ),
+        check=checks.recording_limit,
     ),
     "D6": Scenario(
-        what="The leader sleeps with a cut in its hands, another one finishes, the first one wakes: one manifest each.",
+        what="The leader falls asleep with a cut in its hands, another one goes on, the first one wakes: one manifest each.",
         runs=tuple(
             Run(
-                options=_options(seed, faults_ns=14 * SECOND, store_ns=60 * MS),
-                faults=[Fault(kind="pause-coordinator", at_ns=3 * SECOND + offset * 30 * MS, for_ns=5 * SECOND)],
+                options=_options(60 + index, faults_ns=24 * SECOND, store_ns=60 * MS),
+                faults=[Fault(kind="pause-coordinator", at_ns=3 * SECOND, for_ns=14 * SECOND, point=point, nth=1)],
             )
-            for seed, offset in enumerate(range(6), start=60)
+            for index, point in enumerate(
+                (
+                    "cut.before_assemble",
+                    "cut.assembled",
+                    "seal.before_propose",
+                    "seal.applied",
+                    "manifest.before_put",
+                    "manifest.after_put",
+                    "commit.before_propose",
+                )
+            )
         ),
-        check=_sleeping_leader,
+        check=checks.sleeping_leader,
     ),
     "D7": Scenario(
         what="A process dies at each point of the protocol in turn: every epoch ends, and none is half there.",
@@ -187,38 +173,57 @@ SCENARIOS: Final[dict[str, Scenario]] = {
                     latency_ns=5 * MS if point.startswith("abort") else MS,
                     disk=index % 2 == 0,
                 ),
-                faults=[Fault(kind="crash-at", at_ns=2 * SECOND, for_ns=SECOND, point=point, nth=2)],
+                faults=[
+                    Fault(kind="crash-at", at_ns=2 * SECOND, for_ns=SECOND, point=point, nth=2),
+                    # Votes are given in elections.
+                    *([Fault(kind="depose", at_ns=4 * SECOND)] if "vote" in point else []),
+                ],
             )
             for index, point in enumerate(POINTS)
         ),
-        check=_leader_dies,
+        check=checks.leader_dies,
     ),
     "D14": Scenario(
         what="One leaves, one joins, one comes back under its name: each epoch has the members of its start, none waits.",
         runs=(
             Run(
-                options=_options(14, interval_ns=300 * MS, lease_ns=1500 * MS),
+                options=_options(14, interval_ns=300 * MS, lease_ns=1500 * MS, store_ns=40 * MS, faults_ns=14 * SECOND),
                 faults=[
-                    Fault(kind="leave", at_ns=2 * SECOND, who="p2"),
-                    Fault(kind="crash", at_ns=2100 * MS, for_ns=200 * MS, who="p3"),
-                    Fault(kind="leave", at_ns=5 * SECOND, who="p1"),
+                    Fault(kind="leave", at_ns=2 * SECOND, who="p2", point="order.sent"),
+                    Fault(kind="crash", at_ns=5 * SECOND, for_ns=200 * MS, who="p3", point="order.sent"),
+                    Fault(kind="leave", at_ns=8 * SECOND, who="p1"),
                 ],
             ),
         ),
-        check=_comings_and_goings,
+        check=checks.comings_and_goings,
     ),
     "D15": Scenario(
         what="Wall clocks jump an hour back and forth in the middle of epochs: numbers grow, durations stay right.",
         runs=(
             Run(
-                options=_options(15, coordinators=1, interval_ns=200 * MS, store_ns=30 * MS, turn_ns=20 * US),
+                options=_options(15, coordinators=1, interval_ns=700 * MS, store_ns=30 * MS, turn_ns=20 * US),
                 faults=[
                     Fault(kind="clock", at_ns=3 * SECOND, for_ns=3600 * SECOND, rate=1, who="c1"),
                     Fault(kind="clock", at_ns=6 * SECOND, for_ns=3600 * SECOND, who="c1"),
+                    *(Fault(kind="trigger", at_ns=at * SECOND + at * 37 * MS) for at in range(2, 9)),
                 ],
             ),
         ),
-        check=_clock_jumps,
+        check=checks.clock_jumps,
+    ),
+    "rot": Scenario(
+        what="What is uploaded rots before anybody has read it: those epochs abort in time, and no later one is held up.",
+        runs=(
+            Run(
+                options=_options(90, interval_ns=400 * MS),
+                faults=[Fault(kind="store-rot-upload", at_ns=3 * SECOND, for_ns=3 * SECOND, rate=500)],
+            ),
+            Run(
+                options=_options(91, interval_ns=400 * MS, disk=True),
+                faults=[Fault(kind="store-rot-upload", at_ns=3 * SECOND, for_ns=3 * SECOND, rate=500)],
+            ),
+        ),
+        check=checks.rotten_uploads,
     ),
 }
 """By the names of the scenarios' page."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulations.workloads.bank import Bank
+from simulations.workloads.conversation import Conversation
+from simulations.workloads.growth import Growth
+from simulations.workloads.hot_spot import HotSpot
 from simulations.workloads.pipeline import Pipeline
 from simulations.workloads.ring import Ring
 
@@ -24,5 +27,12 @@ def workload_of(options: Options, targets: dict[str, tuple[str, ...]]) -> Worklo
         options: Of the run.
         targets: Participant -> participants that it may send to.
     """
-    kinds: dict[str, type[Workload]] = {"bank": Bank, "ring": Ring, "pipeline": Pipeline}
+    kinds: dict[str, type[Workload]] = {
+        "bank": Bank,
+        "ring": Ring,
+        "pipeline": Pipeline,
+        "conversation": Conversation,
+        "growth": Growth,
+        "hot-spot": HotSpot,
+    }
     return kinds[options.workload](options, targets)

@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from participant.runtime.pump import Pump
+from protocol.limits import IN_FLIGHT_BYTES_MAX
 from protocol.messages import Envelope
 from simulations.state_forms import StateForms
-from simulations.turns import SimulatedPump, TurnClock
+from simulations.turns import TurnClock
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
     from participant.agent import Agent
     from participant.failure import DeadLettered, Stopped
     from participant.machine_events import DeadLetter
-    from protocol.manifest import Manifest
+    from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
     from simulations.options import Options
     from simulations.participant_node import ParticipantLife
@@ -40,6 +42,8 @@ class Workload(ABC):
     """Every message type of it."""
     forms: StateForms = StateForms()
     """How the ghost log takes down states."""
+    in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
+    """Past it a participant refuses outside input."""
     comes_to_rest: ClassVar[bool] = True
     """Once the switch is off, nothing begins any more."""
 
@@ -52,9 +56,9 @@ class Workload(ABC):
     def agents(self, participant: str) -> list[Agent]:
         """Fresh agents of one life."""
 
-    def pump(self, life: ParticipantLife) -> SimulatedPump:
+    def pump(self, life: ParticipantLife) -> Pump:
         """What runs the turns of a life."""
-        return SimulatedPump(life.hosts, clock=TurnClock(life), sink=life, tasks=life.cluster.no_tasks)
+        return Pump(life.hosts, clock=TurnClock(life), sink=life, tasks=life.cluster.no_tasks)
 
     def begin(self, life: ParticipantLife) -> None:  # noqa: B027 - most have nothing to do here
         """A life has become a member; its agents' starts are in their mailboxes."""
@@ -67,8 +71,21 @@ class Workload(ABC):
         """
         raise Violation("I6", f"{life.name}: a message was put aside: {letter.reason}")
 
-    def judge(self, cluster: SimulatedCluster, manifest: Manifest) -> None:  # noqa: B027 - as above
-        """A look at a manifest that has become visible, after the oracles' own."""
+    def judge(self, cluster: SimulatedCluster, reader: EpochReader) -> None:  # noqa: B027 - as above
+        """A look at an epoch whose manifest has become visible, after the oracles' own."""
+
+    def judge_end(self, cluster: SimulatedCluster) -> None:  # noqa: B027 - as above
+        """The last look, when all is quiet."""
+
+    def close(self) -> None:  # noqa: B027 - as above
+        """The run is over, whatever came of it."""
+
+    def demand(self, cluster: SimulatedCluster) -> None:  # noqa: B027 - as above
+        """What has to happen in a healed world, after the oracles' own demands; may run the world.
+
+        Raises:
+            LivenessViolation: It does not.
+        """
 
     @abstractmethod
     def share(self, participant: str) -> int:

@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from simulations.faults import POINTS
 from simulations.options import decode_run, encode_run
 from simulations.run import run
-from simulations.swarm import draw_faults, draw_run
+from simulations.swarm import draw_faults, draw_options, draw_run
 
 ROOT = Path(__file__).parents[2]
 REGRESS = sorted((Path(__file__).parent / "regress").glob("*.json"))
@@ -45,9 +47,27 @@ def test_the_same_seed_is_the_same_run_in_two_processes_with_other_hash_seeds():
 def test_leaving_out_one_kind_of_fault_leaves_the_others_as_they_were():
     what = draw_run(2)
     kinds = sorted({fault.kind for fault in what.faults})
+    every = draw_faults(what.options, kinds)
     fewer = draw_faults(what.options, kinds[1:])
-    assert fewer == [fault for fault in what.faults if fault.kind != kinds[0]]
-    assert len(fewer) < len(what.faults)
+    assert fewer == [fault for fault in every if fault.kind != kinds[0]]
+    assert 0 < len(fewer) < len(every)
+
+
+def test_one_seed_in_twenty_has_no_fault_and_three_have_exactly_one_kind():
+    found = Counter(min(2, len({fault.kind for fault in draw_run(seed).faults})) for seed in range(2000))
+    assert 70 <= found[0] <= 130
+    assert 240 <= found[1] <= 360
+
+
+def test_as_many_seeds_in_a_row_as_there_are_points_force_a_crash_at_nearly_each_of_them():
+    """Those that have no fault, or one kind only, force none: the next ones of the same remainder do."""
+    forced = {fault.point for seed in range(4 * len(POINTS)) for fault in forced_of(seed)}
+    assert forced == set(POINTS)
+
+
+def forced_of(seed):
+    without = draw_faults(draw_options(seed), force=False)
+    return [fault for fault in draw_run(seed).faults if fault.kind == "crash-at" and fault not in without]
 
 
 def test_a_replay_file_is_the_same_run():

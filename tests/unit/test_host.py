@@ -183,14 +183,15 @@ def test_on_start_is_the_first_turn_and_its_message_id_is_stable():
             ctx.send("worker/main", Do(1))
 
     ids = []
-    for _ in range(2):
+    for session in (3, 3, 4):
         world = AgentWorld(Starter("main"), messages=[Do])
-        world.host.start_fresh("shop")
+        world.host.start_fresh("shop", session)
         assert world.host.mailbox[0][0].type == START_TYPE
         result = world.run_next()
         ids.append(result.sends[0][0].id)
         assert world.host.agent.started == 1
     assert ids[0] == ids[1]
+    assert ids[0] != ids[2], "an agent that begins anew among others does other work"
 
 
 def test_a_plain_on_start_works_too_and_the_default_does_nothing():

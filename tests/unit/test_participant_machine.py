@@ -24,6 +24,7 @@ from participant.machine_events import (
     SendFrame,
     TurnCommitted,
 )
+from participant.peers import ChannelLimits
 from protocol.items import KIND_END, KIND_MARKER, encode_marker_item, encode_message_item, item_kind, split_items
 from protocol.messages import (
     AbortEpoch,
@@ -36,8 +37,8 @@ from protocol.messages import (
     Left,
     LocalReport,
     Member,
-    RegisterRefused,
     Registered,
+    RegisterRefused,
     ReportRefused,
     Restore,
     StartEpoch,
@@ -353,9 +354,8 @@ def test_frames_of_a_session_that_the_next_topology_brings_are_parked() -> None:
     assert world["b"].received == [("agent/a", 5)]
 
 
-def test_what_is_parked_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("participant.machine_channels.PARKED_FRAMES_BYTES_MAX", 1000)
-    world = World("ab")
+def test_what_is_parked_is_bounded() -> None:
+    world = World("ab", channel_limits=ChannelLimits(parked_bytes=1000))
     for _ in range(100):
         world["b"].step(frame_from_a(world, incarnation=2))
     counts = world["b"].machine.statistics()

@@ -2,7 +2,8 @@
 
 import pytest
 
-from simulations.options import Fault, Options, Run, decode_run, encode_run
+from simulations.command import run_command
+from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run, decode_run, encode_run
 from simulations.prng import log_uniform, sample, shuffled, stream
 from simulations.probes import Probes
 from simulations.swarm import draw_faults, draw_options, draw_run
@@ -125,7 +126,25 @@ def test_no_fault_is_drawn_for_a_transport_that_cannot_have_it():
 
 
 def test_every_topology_names_only_others():
-    for topology in ("mesh", "ring", "line", "star", "random", "one-way"):
+    for topology in TOPOLOGIES:
         targets = targets_of(Options(seed=3, nodes=5, topology=topology))
         assert len(targets) == 5
         assert all(name not in others for name, others in targets.items())
+
+
+def test_an_isolated_member_has_no_channel_and_the_others_have_all():
+    targets = targets_of(Options(seed=3, nodes=4, topology="isolated"))
+    assert targets == {"p1": ("p2", "p3"), "p2": ("p1", "p3"), "p3": ("p1", "p2"), "p4": ()}
+
+
+def test_the_command_offers_every_workload_and_topology():
+    offered = {option.name: getattr(option.type, "choices", ()) for option in run_command.params}
+    assert tuple(offered["workload"]) == WORKLOADS
+    assert tuple(offered["topology"]) == TOPOLOGIES
+
+
+def test_a_seed_has_the_workload_that_is_asked_for_and_what_that_one_needs():
+    for seed in range(20):
+        options = draw_options(seed, "growth")
+        assert options.workload == "growth"
+        assert options.pack_bytes >= 16 * 1024, "an epoch of many tiny packs would never be durable in time"

@@ -1,0 +1,44 @@
+"""Limits of the drivers that are now and then at an edge, so that what lies behind them is reached within a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import coordinator.runtime.connections as connections
+import coordinator.runtime.driver as driver
+import participant.runtime.participant as participant
+from protocol.limits import MIB
+from simulations.prng import stream
+
+if TYPE_CHECKING:
+    from contextlib import ExitStack
+
+
+class Knobs:
+    """Of one run, drawn from its seed."""
+
+    def __init__(self, seed: int) -> None:
+        random = stream(seed, "knobs")
+        edge = random.chance(1, 2)
+        self.window = random.pick((256, 4096)) if edge else 65536
+        """Bytes that a control connection holds which nobody has read."""
+        self.store_seconds = random.pick((1.0, 4.0)) if random.chance(1, 2) else 60.0
+        """One attempt of the leader's at the store."""
+        self.store_threads = random.pick((1, 2, 6)) if random.chance(1, 2) else driver.OWN_STORE_THREADS
+        self.waiting_bytes = random.pick((4096, 32768)) if random.chance(1, 3) else 32 * MIB
+        """Orders that may wait for a slow participant."""
+        self.idle_seconds = random.pick((3.0, 30.0))
+        self.write_seconds = random.pick((2.0, 20.0))
+
+    def turn(self, stack: ExitStack) -> None:
+        """Put them in place until the stack ends."""
+        for module, name, value in (
+            (driver, "STORE_SECONDS_MAX", self.store_seconds),
+            (driver, "OWN_STORE_THREADS", self.store_threads),
+            (participant, "STORE_SECONDS_MAX", 2 * self.store_seconds),
+            (connections, "WAITING_BYTES_MAX", self.waiting_bytes),
+            (connections, "IDLE_SECONDS_MAX", self.idle_seconds),
+            (connections, "WRITE_SECONDS_MAX", self.write_seconds),
+        ):
+            stack.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, value)

@@ -1,0 +1,308 @@
+"""A participant in the second mode: `participant.runtime.participant.Participant`, as a user's program would run it.
+
+What is put in place of the world: its control client's dialer, its transport, its clock, its store. `WatchedParticipant`
+only looks: what the ghost log and the trace are told of in the first mode by the simulator's driver, they are told here by
+the overridden methods, each of which then does what the product does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from participant.events import EpochAborted, EpochCommitted
+from participant.machine_events import ControlArrived, FrameArrived, MessageIngested, TurnCommitted
+from participant.runtime.control import ControlClient
+from participant.runtime.participant import Participant
+from protocol.errors import Overloaded, Refused, SnapshotError
+from protocol.ids import Instant
+from simulations.participant_node import ParticipantLife
+from simulations.prng import stream
+from simulations.runtimes.lines import SimulatedDialer
+from simulations.runtimes.loop import DriverLoop, Killed
+from simulations.runtimes.stores import ProcessStore
+from simulations.runtimes.threads import SimulatedThreads
+from simulations.runtimes.transport import SimulatedTransport
+from simulations.violations import Violation
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from participant.events import ParticipantEvent
+    from participant.failure import DeadLettered, Stopped
+    from participant.machine_events import Effect, EnterTopology, Event, LocalFailed, LocalPersisted
+    from participant.runtime.pump import Pump
+    from protocol.messages import ToParticipant
+    from simulations.runtimes.cluster import RuntimeCluster
+    from simulations.world import Timer
+
+THREADS: Final = 6
+"""Of the loop's own pool, as on two cores."""
+LEAVE_SECONDS: Final = 20.0
+
+
+class ProcessClock:
+    """A participant's time: its process's. Each look at the stopwatch costs what a turn costs."""
+
+    def __init__(self, life: RuntimeParticipantLife) -> None:
+        self._life = life
+        self._turn_ns = life.cluster.options.turn_ns
+
+    def now(self) -> Instant:
+        """See `participant.runtime.clock.Clock`."""
+        return Instant(self._life.now)
+
+    def call_at(self, at: int, callback: Callable[[], None]) -> Timer:
+        """See there: a callback of the loop."""
+        life = self._life
+        return life.call_at(at, lambda: cast("None", life.loop.call_soon(callback)))
+
+    def stopwatch(self) -> int:
+        """See there."""
+        self._life.now += self._turn_ns
+        return self._life.now
+
+
+class NoPump:
+    """In place of the pump, before there is one."""
+
+    busy = True
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+class WatchedParticipant(Participant):
+    """The product's, and tells the ghost log and the trace."""
+
+    life: RuntimeParticipantLife
+    _event: tuple[str, Any, bytes] | None = None
+    """What is being stepped, until its effects are known."""
+    _order: ToParticipant | None = None
+
+    def _judged(self, tell: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the call's own
+        """Tell; a violation ends the run, whatever the code around makes of an exception."""
+        try:
+            tell(*arguments)
+        except Violation as violation:
+            self.life.loop.fail(violation)
+
+    def _carry_out(self, effects: Sequence[Effect]) -> None:
+        life = self.life
+        if self._event is not None:
+            (what, detail, mark), self._event = self._event, None
+            if life.alive:
+                life.cluster.trace.note(life.now, life.name, what, detail, mark + b"%d" % len(effects))
+        if self._order is not None:
+            order, self._order = self._order, None
+            self._judged(life.ghost.ordered, order, effects)
+        super()._carry_out(effects)
+
+    def _step(self, event: Event) -> None:
+        if isinstance(event, ControlArrived):
+            self._order = event.message
+            self._event = (type(event.message).__name__, event.message, b"")
+        else:
+            self._event = (type(event).__name__, event, b"")
+            if isinstance(event, MessageIngested):
+                self._judged(self.life.ghost.ingested, event.message)
+        super()._step(event)
+        self._event = self._order = None
+
+    def frame_received(self, frame: bytes) -> None:
+        """See `Participant`."""
+        self._event = (FrameArrived.__name__, frame[:64], frame[-16:])
+        super().frame_received(frame)
+        self._event = None
+
+    def turn_committed(self, sends: Any) -> None:  # noqa: ANN401 - as its base
+        """See `Participant`."""
+        self._judged(self.life.ghost.sent, sends)
+        self._event = (TurnCommitted.__name__, sends, sends[-1][0].id)
+        super().turn_committed(sends)
+
+    def local_persisted(self, event: LocalPersisted) -> None:
+        """See `Participant`."""
+        self._look_at_retries()
+        super().local_persisted(event)
+
+    def local_failed(self, event: LocalFailed) -> None:
+        """See `Participant`."""
+        self._look_at_retries()
+        super().local_failed(event)
+
+    def _look_at_retries(self) -> None:
+        if self._uploader.statistics()["capture_store_retries"]:
+            self.life.cluster.probes.hit("upload.retried")
+
+    def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
+        """See `Participant`."""
+        self._judged(self.life.cluster.workload.put_aside, self.life, outcome)
+        super().turn_failed(outcome)
+
+    def _deliver_to_agents(self, effect: Any) -> None:  # noqa: ANN401 - as its base
+        self._judged(self.life.ghost.delivered, effect.deliveries)
+        super()._deliver_to_agents(effect)
+
+    def _record_local(self, effect: Any) -> None:  # noqa: ANN401 - as its base
+        life = self.life
+        self._judged(life.ghost.cut, effect)
+        life.cluster.trace.note(life.now, life.name, "RecordLocal", effect.epoch, b"%d" % effect.epoch)
+        life.probe_cut()
+        super()._record_local(effect)
+
+    def _keep_local(self, effect: Any) -> None:  # noqa: ANN401 - as its base
+        ghost = self.life.ghost
+        ghost.kept = max(ghost.kept, int(effect.epoch))
+        super()._keep_local(effect)
+
+    def _channels_recorded(self, effect: Any) -> None:  # noqa: ANN401 - as its base
+        self.life.probe_channels(effect)
+        super()._channels_recorded(effect)
+
+    def _announce_epoch(self, effect: Any) -> None:  # noqa: ANN401 - as its base
+        self._judged(self.life.ghost.announced, effect)
+        super()._announce_epoch(effect)
+
+    def _enter_topology(self, effect: EnterTopology) -> None:
+        life = self.life
+        self._judged(life.ghost.entered, effect.topology)
+        if effect.first:
+            life.member = True
+            life.cluster.workload.begin(life)
+        super()._enter_topology(effect)
+
+    def _task_failed(self, error: BaseException) -> None:
+        if isinstance(error, Killed):
+            return
+        self.life.loop.fail(error)
+        super()._task_failed(error)
+
+
+class RuntimeParticipantLife(ParticipantLife):
+    """One life of a participant's process."""
+
+    cluster: RuntimeCluster  # type: ignore[mutable-override]  # of this mode
+    main: asyncio.Task[str] | None = None
+    """The program; None: it has not begun."""
+
+    def _build(self) -> None:
+        cluster = self.cluster
+        name, number, options = self.name, self.number, cluster.options
+        self.loop = DriverLoop(cluster, self, stream(options.seed, f"loop:{name}:{number}"))
+        random = stream(options.seed, f"threads:{name}:{number}")
+        self.loop.threads = SimulatedThreads(cluster, self, random, THREADS)
+        self.boot_id = stream(options.seed, f"boot:{name}:{number}").next().to_bytes(8, "big").hex() * 2
+        dialer = self.dialer = SimulatedDialer(cluster, self)
+        first = self.control_random.below(options.coordinators)
+        names = cluster.log.names[first:] + cluster.log.names[:first]
+        control = ControlClient(coordinators=[f"{each}:1" for each in names], token="", dialer=dialer)
+        self.participant = WatchedParticipant(
+            *self.agents,
+            id=name,
+            cluster=cluster.name,
+            store=ProcessStore(cluster, name, number),
+            secret=cluster.secret,
+            targets=cluster.targets[name],
+            messages=cluster.workload.messages,
+            max_concurrent_epochs=max(2, options.max_concurrent),
+            recording_bytes_max=options.recording_bytes_max,
+            in_flight_bytes_max=cluster.workload.in_flight_bytes_max,
+            control=control,
+            wire=SimulatedTransport(cluster, self),
+            clock=ProcessClock(self),
+            boot_id=self.boot_id,
+        )
+        self.participant.life = self
+        self.machine = self.participant._machine  # noqa: SLF001 - the oracles look at what the driver has
+        self.hosts = self.participant._hosts  # noqa: SLF001 - as above
+        self.pump = cast("Pump", NoPump())
+        self.control = cast("Any", dialer)
+
+    def start(self) -> None:
+        """Run the program."""
+        delay = self.control_random.below(50_000_000)
+        self.later(delay, self._begin)
+
+    def _begin(self) -> None:
+        self.main = self.loop.create_task(self._run(), name="main")
+        self.main.add_done_callback(self._ran)
+
+    async def _run(self) -> str:
+        """What a user's program does."""
+        try:
+            async with self.participant as participant:
+                async for event in participant.events():
+                    self._heard(event)
+        except SnapshotError as error:
+            return str(error)
+        return "left"
+
+    def _heard(self, event: ParticipantEvent) -> None:
+        """The program is told the same as everybody."""
+        if isinstance(event, EpochCommitted | EpochAborted):
+            how = "committed" if isinstance(event, EpochCommitted) else "aborted"
+            self.cluster.oracles.told(self.name, int(event.epoch), how)
+
+    def _ran(self, main: asyncio.Future[str]) -> None:
+        if main.cancelled():
+            self.end("stopped")
+            return
+        error = main.exception()
+        if error is None:
+            self.end(main.result())
+        elif not isinstance(error, Killed):
+            self.loop.fail(error)
+
+    def entered(self) -> None:
+        """The participant has begun: its parts are there."""
+        self.pump = self.participant._pump  # noqa: SLF001 - as in `_build`
+
+    def die(self) -> None:
+        """See `Process`."""
+        super().die()
+        self.loop.drop()
+
+    def ingest(self, agent: str, message: object) -> Overloaded | Refused | None:
+        """See `ParticipantLife`: the product's own."""
+        with self.loop.entered():
+            try:
+                self.participant.ingest_nowait(agent, message)
+            except (Overloaded, Refused) as refusal:
+                return refusal
+        self.loop.check()
+        return None
+
+    # --- from the network, and from faults ----------------------------------------------------------------------------
+
+    def frame_received(self, frame: bytes) -> None:
+        """A callback of the loop."""
+        self.loop.call_soon(self._wire.frame_received, frame)
+
+    def peer_connected(self, peer: str) -> None:
+        """A callback of the loop."""
+        self.loop.call_soon(self._wire.peer_connected, peer)
+
+    def peer_disconnected(self, peer: str, reason: str) -> None:
+        """A callback of the loop."""
+        self.loop.call_soon(self._wire.peer_disconnected, peer, reason)
+
+    @property
+    def _wire(self) -> SimulatedTransport:
+        return cast("SimulatedTransport", self.participant._given_wire)  # noqa: SLF001 - ours
+
+    def leave(self) -> None:
+        """Leave in order, in half of the cases after everything is done here."""
+        drain = bool(self.control_random.chance(1, 2))
+        self.loop.create_task(self._leave(drain=drain), name="leave")
+
+    async def _leave(self, *, drain: bool) -> None:
+        try:
+            await self.participant.leave(timeout=LEAVE_SECONDS, drain=drain)
+        except (TimeoutError, SnapshotError) as error:
+            self.note("LeaveFailed", str(error))
+
+    def stop(self) -> None:
+        """The program is told to end, as by Ctrl-C."""
+        if self.main is not None:
+            self.main.cancel()

@@ -1,0 +1,96 @@
+"""Puts that repair: damage makes way, what is somebody else's does not."""
+
+import pytest
+
+from protocol.digests import digest, manifest_key, pack_key, snapshot_key
+from protocol.documents import sign_manifest
+from protocol.errors import ObjectConflict
+from protocol.ids import ClusterName
+from protocol.keys import ClusterKeys
+from protocol.limits import MIB
+from protocol.manifest import Manifest, ManifestMember
+from protocol.ports import PutResult
+from protocol.storage.memory import MemoryStore
+from protocol.storage.repair import put_content, put_manifest
+
+KEYS = ClusterKeys.from_secret(b"a secret for tests of repairing a store")
+DATA = b"a pack, or a local snapshot"
+
+
+def manifest(epoch: int = 7, snapshot: bytes = b"one", started_at: int = 1) -> bytes:
+    member = ManifestMember(participant="p1", session=1, snapshot=digest(snapshot), agents=())
+    return sign_manifest(
+        Manifest(
+            cluster="c",
+            epoch=epoch,
+            incarnation=1,
+            topology=1,
+            started_at=started_at,
+            policy="periodic",
+            previous="",
+            members=(member,),
+            channels=(),
+            packs=(),
+            merkle_root="",
+        ),
+        KEYS,
+    )
+
+
+def flipped(data: bytes, position: int) -> bytes:
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore(ClusterName("c"))
+
+
+@pytest.mark.parametrize("name", [pack_key, snapshot_key])
+@pytest.mark.parametrize("damage", [b"", DATA[:-1], flipped(DATA, 3), b"x" * MIB])
+def test_a_damaged_object_makes_way_for_the_right_one(store, name, damage):
+    key = name(digest(DATA))
+    store.replace_for_test(key, damage)
+    put_content(store, key, DATA)
+    assert store.get(key, size_max=100) == DATA
+
+
+def test_an_object_that_is_what_its_name_says_is_never_removed(store):
+    """Whoever comes with other bytes for this name has a bug, and not the store."""
+    key = pack_key(digest(DATA))
+    store.put(key, DATA)
+    with pytest.raises(ObjectConflict):
+        put_content(store, key, b"something else")
+    assert store.get(key, size_max=100) == DATA
+
+
+def test_what_is_there_already_is_not_written_again(store):
+    key = pack_key(digest(DATA))
+    assert put_content(store, key, DATA) is PutResult.CREATED
+    assert put_content(store, key, DATA) is PutResult.ALREADY_THERE
+    assert [operation for operation, _ in store.operations] == ["put", "put"]
+
+
+@pytest.mark.parametrize("position", range(0, len(manifest()), 7))
+def test_a_manifest_with_one_flipped_bit_makes_way_for_the_sealed_one(store, position):
+    key = manifest_key(7)
+    store.replace_for_test(key, flipped(manifest(), position))
+    put_manifest(store, key, manifest())
+    assert store.get(key, size_max=MIB) == manifest()
+
+
+def test_an_older_epochs_manifest_under_this_key_makes_way(store):
+    key = manifest_key(7)
+    store.replace_for_test(key, manifest(epoch=6))
+    put_manifest(store, key, manifest())
+    assert store.get(key, size_max=MIB) == manifest()
+
+
+def test_a_whole_manifest_of_others_stays(store):
+    """A store that another cluster of this name has written to, before its ledger was lost: nothing of it is destroyed."""
+    key = manifest_key(7)
+    theirs = manifest(snapshot=b"another state")
+    store.put(key, theirs)
+    with pytest.raises(ObjectConflict):
+        put_manifest(store, key, manifest())
+    assert store.get(key, size_max=MIB) == theirs
