@@ -217,7 +217,7 @@ class LocalFolder:
 
     def _take_over(self, life: Life) -> None:
         if self._life == life:
-            self.check()
+            self._check()
             return
         highest = self.highest()
         if highest is not None and life < highest:
@@ -233,7 +233,12 @@ class LocalFolder:
         self._life = life
 
     def check(self) -> None:
-        """See `Owner.check`; a microsecond."""
+        """See `Owner.check`; a microsecond, or as long as this process's own taking over."""
+        # Not in the middle of a taking over by this very process: the folder would look like somebody else's.
+        with self._taking:
+            self._check()
+
+    def _check(self) -> None:
         assert self._owner is not None, "taken over before"
         assert self._life is not None, "taken over before"
         try:
