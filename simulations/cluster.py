@@ -85,6 +85,8 @@ class SimulatedCluster:
         self.healing = False
         self.rotten_reads: set[int] = set()
         """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
+        self.entered: dict[str, int] = {}
+        """Participant -> highest incarnation on its disk."""
         self._wall_jump: dict[str, int] = {}
         self._life_numbers: dict[str, int] = {}
         self._dumps: dict[str, tuple[str, int]] = {}
@@ -328,9 +330,13 @@ class SimulatedCluster:
         topology = leader.ledger.state.topology
         if len(topology.members) != len(self.participants) or leader.ledger.topology_is_stale:
             return False
+        if not leader.ledger.incarnation_begun:
+            return False
         for member in topology.members:
             life = self.lives.get(member.id)
             if life is None or not life.alive or life.machine.session != member.session:
+                return False
+            if life.machine.incarnation != leader.ledger.state.incarnation:
                 return False
             if life.machine.topology is None or life.machine.topology.version != topology.version:
                 return False

@@ -60,6 +60,9 @@ _BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort
 """Commands with points of the protocol around them; asked, never iterated."""
 
 
+_APPLIED: Final = _BEFORE_PROPOSE | {"restored"}
+
+
 class CoordinatorLife(Process):
     """One process of a coordinator."""
 
@@ -137,7 +140,7 @@ class CoordinatorLife(Process):
             result = parse_result(self.ledger.apply(log.entries[self.applied]))
             self.applied += 1
             self.cluster.ghost.entry_applied(self, command, result)
-            if self.machine.leading and result["ok"] and command["kind"] in _BEFORE_PROPOSE:
+            if self.machine.leading and result["ok"] and command["kind"] in _APPLIED:
                 self.point(f"{command['kind']}.applied")
                 if self.is_gone():
                     return

@@ -57,6 +57,21 @@ POINTS: Final = (
 """Points at which a process can be made to crash: all of `protocol.failpoints`, in the order of an epoch, then the journal's."""
 
 
+RECOVERY_POINTS: Final = (
+    "rollback.before_propose",
+    "rollback.applied",
+    "fence.before_raise",
+    "fence.after_raise",
+    "restore.sent",
+    "restore.halted",
+    "restore.entered",
+    "restore.before_read",
+    "restore.loaded",
+    "restored.after_send",
+    "restored.applied",
+)
+"""Of worlds that recover, in the order of a rollback."""
+
 TAKEOVER_NS: Final = 10 * SECOND
 """Until who died is surely a member again: a lease, a registration, two topologies."""
 

@@ -12,13 +12,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from protocol.ids import ParticipantId
-from protocol.messages import Registered
+from protocol.messages import Registered, Restore
+from simulations.oracles.rollbacks import Rollbacks
+from simulations.state_forms import agent_fields
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from participant.machine_events import AnnounceEpoch, Delivery, Effect, RecordLocal
+    from participant.runtime.loader import Loaded
     from protocol.messages import ToParticipant
     from protocol.topology import Topology
     from simulations.coordinator_node import CoordinatorLife
@@ -27,11 +30,12 @@ if TYPE_CHECKING:
 
 
 class Stream:
-    """One channel within one pair of sessions."""
+    """One channel within one pair of sessions and one incarnation."""
 
-    __slots__ = ("delivered", "sent", "source", "source_session", "stamps", "target", "target_session")
+    __slots__ = ("delivered", "incarnation", "sent", "source", "source_session", "stamps", "target", "target_session")
 
-    def __init__(self, source: str, source_session: int, target: str, target_session: int) -> None:
+    def __init__(self, source: str, source_session: int, target: str, target_session: int, incarnation: int) -> None:
+        self.incarnation = incarnation
         self.source = source
         self.source_session = source_session
         self.target = target
@@ -43,10 +47,13 @@ class Stream:
         self.delivered = 0
 
     def __str__(self) -> str:
-        return f"{self.source}->{self.target} (sessions {self.source_session}, {self.target_session})"
+        return (
+            f"{self.source}->{self.target} (sessions {self.source_session}, {self.target_session}, "
+            f"incarnation {self.incarnation})"
+        )
 
 
-_NOWHERE = Stream("", 0, "", 0)
+_NOWHERE = Stream("", 0, "", 0, 0)
 """Of agents that nobody hosts."""
 
 
@@ -92,6 +99,12 @@ class GhostLife:
         self.number = life.number
         self.boot_id = life.boot_id
         self.session: int = 0
+        self.incarnation: int = 0
+        """That its agents are in, or are being restored for."""
+        self.opening: int | None = None
+        """What its agents held of the workload's total when they were restored; None: they began fresh."""
+        self.is_restored = False
+        """It has its part, and its agents have not begun."""
         self.version: int = 0
         self.term = 0
         self.routes: dict[str, Stream | None] = {}
@@ -177,6 +190,8 @@ class GhostLife:
         if isinstance(message, Registered) and not self.session:
             self.session = int(self._life.machine.session)
             self._ghost.registered(self)
+        if isinstance(message, Restore) and message.session == self.session:
+            self._ghost.rollbacks.ordered(self._life, message, effects)
         term = getattr(message, "term", self.term)
         if term < self.term and effects:
             raise Violation("I20", f"{self.name} obeys term {term} after {self.term}: {message!r}")
@@ -187,17 +202,18 @@ class GhostLife:
         if topology.version <= self.version:
             raise Violation("I7", f"{self.name} enters topology {topology.version} after {self.version}")
         self.version = int(topology.version)
+        self.incarnation = int(self._life.machine.incarnation)
         me = ParticipantId(self.name)
         out: dict[str, Stream] = {}
         incoming: dict[str, Stream] = {}
         for other in topology.targets_of(me):
             member = topology.member(other)
             assert member is not None
-            out[other] = self._ghost.stream(self.name, self.session, other, member.session)
+            out[other] = self._ghost.stream(self.name, self.session, other, member.session, self.incarnation)
         for other in topology.sources_of(me):
             member = topology.member(other)
             assert member is not None
-            incoming[other] = self._ghost.stream(other, member.session, self.name, self.session)
+            incoming[other] = self._ghost.stream(other, member.session, self.name, self.session, self.incarnation)
         self.outgoing_ever += [stream for stream in out.values() if stream not in self.outgoing_ever]
         self.incoming_ever += [stream for stream in incoming.values() if stream not in self.incoming_ever]
         self.outgoing, self.incoming = out, incoming
@@ -219,6 +235,35 @@ class GhostLife:
                     self._ghost.history.append(("send", self.session, stream, len(stream.sent), 1))
                     stream.sent.append(data)
                     stream.stamps.append(clock)
+
+    # --- rollbacks ----------------------------------------------------------------------------------------------------
+
+    def halted(self) -> None:
+        """It has obeyed a restore order: nothing of what it was in goes on."""
+        self.incarnation = int(self._life.machine.incarnation)
+        self._ghost.rollbacks.enters(self._life, self.incarnation)
+        self.is_restored = False
+        self.routes, self.outgoing, self.incoming = {}, {}, {}
+        self.outgoing_ever, self.incoming_ever, self.unrouted = [], [], []
+        # What it knows of others is of an incarnation that is over; its own moments go on.
+        self.clock = {self.session: self.clock.get(self.session, 0)}
+
+    def restored(self, order: Restore, loaded: Loaded) -> None:
+        """Its agents were loaded just now."""
+        self._ghost.rollbacks.restored(self._life, order, loaded)
+        self.is_restored = True
+        self.unrouted = [(envelope.target, data) for envelope, data in loaded.unrouted]
+        workload = self._life.cluster.workload
+        self.opening = sum(workload.carried_bytes(data) for _, data in self.unrouted)
+        for host in loaded.hosts:
+            self.opening += workload.held(agent_fields(host.agent))
+            self.opening += sum(workload.carried_bytes(data) for _, data in host.mailbox)
+        self.kept = order.epoch
+
+    def begun(self, *, restored: bool) -> None:
+        """Its agents run from here on."""
+        if restored:
+            self._ghost.rollbacks.begun(self._life)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
@@ -258,11 +303,13 @@ class GhostLog:
         """Agent -> participant that hosts it, always."""
         self.inputs: dict[bytes, str] = {}
         """Id of a message from outside -> participant that accepted it."""
-        self.streams: dict[tuple[int, int], Stream] = {}
+        self.streams: dict[tuple[int, int, int], Stream] = {}
+        """By incarnation and sessions of source and target."""
         self.cuts: dict[tuple[int, int], GhostCut] = {}
         """(session, epoch) -> cut."""
         self.lives: dict[int, GhostLife] = {}
         """By session."""
+        self.rollbacks = Rollbacks()
         self.history: list[tuple[str, int, Stream | None, int, int]] = []
         """In real order: ``send`` or ``recv``, session, stream, number of the first message, count; or ``cut``, session, None,
         epoch, 0."""
@@ -287,12 +334,12 @@ class GhostLog:
             )
         self.lives[life.session] = life
 
-    def stream(self, source: str, source_session: int, target: str, target_session: int) -> Stream:
+    def stream(self, source: str, source_session: int, target: str, target_session: int, incarnation: int) -> Stream:
         """The stream, made by whoever knows of it first."""
-        key = (source_session, target_session)
+        key = (incarnation, source_session, target_session)
         found = self.streams.get(key)
         if found is None:
-            found = self.streams[key] = Stream(source, source_session, target, target_session)
+            found = self.streams[key] = Stream(source, source_session, target, target_session, incarnation)
         return found
 
     def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:

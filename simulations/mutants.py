@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from simulations import mutants_recovery as at_recovery
 from simulations import mutants_store as at_store
 from simulations.runtimes import mutants as at_drivers
 
@@ -54,6 +55,8 @@ class Mutant:
     patch: Callable[[Patcher], None]
     blind: bool = True
     """The assembler passes every cut."""
+    recovery: bool = False
+    """Of rollbacks: only worlds that recover have it."""
     runtimes: bool = False
     """Of the drivers: only the second mode has it."""
 
@@ -537,6 +540,49 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "join-open": Mutant(what="the topology changes while an epoch is open", patch=_join_open),
     "maker-matters": Mutant(what="a manifest's bytes depend on who leads", patch=_maker_matters),
     "no-retry": Mutant(what="a proposal that was lost is not made again", patch=_no_retry),
+    "not-handed-over": Mutant(
+        what="what was in flight does not come back", patch=at_recovery.not_handed_over, blind=False, recovery=True
+    ),
+    "handed-over-twice": Mutant(
+        what="what was in flight comes back twice", patch=at_recovery.handed_over_twice, blind=False, recovery=True
+    ),
+    "timers-lost": Mutant(what="timers do not come back", patch=at_recovery.timers_lost, blind=False, recovery=True),
+    "state-kept": Mutant(
+        what="an agent keeps the state that it has", patch=at_recovery.state_kept, blind=False, recovery=True
+    ),
+    "not-acknowledged-again": Mutant(
+        what="a repeated restore order is not answered",
+        patch=at_recovery.not_acknowledged_again,
+        blind=False,
+        recovery=True,
+    ),
+    "begun-early": Mutant(
+        what="an incarnation begins before all have their parts",
+        patch=at_recovery.begun_early,
+        blind=False,
+        recovery=True,
+    ),
+    "not-fenced": Mutant(
+        what="restore orders leave before the store is fenced", patch=at_recovery.not_fenced, blind=False, recovery=True
+    ),
+    "old-incarnation": Mutant(
+        what="frames of an older incarnation are taken",
+        patch=at_recovery.old_incarnation_taken,
+        blind=False,
+        recovery=True,
+    ),
+    "streams-kept": Mutant(
+        what="channels go on where the older incarnation's ended",
+        patch=at_recovery.left_as_it_was,
+        blind=False,
+        recovery=True,
+    ),
+    "back-to-the-base": Mutant(
+        what="a rollback goes to where the incarnation began, not to its newest epoch",
+        patch=at_recovery.sealed_passed_over,
+        blind=False,
+        recovery=True,
+    ),
     "unheard-report": Mutant(
         what="the uploader reports before the store has answered", patch=at_drivers.unheard_report, runtimes=True
     ),

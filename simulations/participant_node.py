@@ -29,12 +29,15 @@ from participant.machine_events import (
     EnterTopology,
     EpochWanted,
     FrameArrived,
+    HaltAgents,
     KeepLocal,
     LeaveRequested,
     MessageIngested,
     PeerConnected,
     PeerDisconnected,
+    PersistIncarnation,
     RecordLocal,
+    RestoreLocal,
     SendControl,
     SendFrame,
     SetTimer,
@@ -45,9 +48,10 @@ from participant.peers import ChannelLimits
 from participant.state import CutClock
 from protocol.errors import Overloaded, Refused, WireError
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, Instant, MessageId, ParticipantId
-from protocol.messages import Envelope, LocalReport, Register
+from protocol.messages import Envelope, LocalReport, Register, Restored
 from simulations.control import ControlClient
 from simulations.prng import stream
+from simulations.restores import Restores
 from simulations.uploads import Uploads
 from simulations.world import Process, Timer
 
@@ -123,6 +127,9 @@ class ParticipantLife(Process):
             AnnounceEpoch: self._announce_epoch,
             SendControl: self._send_control,
             EnterTopology: self._enter_topology,
+            HaltAgents: self._halt_agents,
+            PersistIncarnation: self._persist_incarnation,
+            RestoreLocal: self._restore_local,
             DeadLetter: self._dead_letter,
             EndParticipant: self._end_participant,
         }
@@ -138,9 +145,12 @@ class ParticipantLife(Process):
             max_concurrent_epochs=max(2, cluster.options.max_concurrent),
             recording_bytes_max=cluster.options.recording_bytes_max,
             channel_limits=channel_limits(cluster.options),
+            entered=cluster.entered.get(self.name, 0),
+            has_disk=cluster.options.recovery,
         )
         self.pump = cluster.workload.pump(self)
         self.uploads = Uploads(self)
+        self.restores = Restores(self)
         self.control = ControlClient(self)
 
     def start(self) -> None:
@@ -282,11 +292,11 @@ class ParticipantLife(Process):
             participant=self.name,
             boot_id=self.boot_id,
             address=f"memory:{self.name}",
-            agents=tuple(sorted(host.id for host in self.hosts)),
+            agents=tuple(sorted(agent.id for agent in self.agents)),
             agent_versions={agent.kind: agent.state_version for agent in self.agents},
             targets=self.cluster.targets[self.name],
             session=self.machine.session,
-            incarnation=self.machine.incarnation,
+            incarnation=self.machine.entered,
         )
 
     def control_received(self, message: ToParticipant) -> None:
@@ -380,6 +390,8 @@ class ParticipantLife(Process):
         self.control.say(message)
         if report:
             self.point("report.after_send")
+        elif isinstance(message, Restored):
+            self.point("restored.after_send")
 
     def _enter_topology(self, effect: EnterTopology) -> None:
         self.ghost.entered(effect.topology)
@@ -387,8 +399,9 @@ class ParticipantLife(Process):
         self.cluster.network.set_peers(self, self.peers)
         if effect.first:
             self.member = True
-            for host in self.hosts:
-                host.start_fresh(self.cluster.name, self._member_of(effect.topology).fresh)
+            if not effect.restored:
+                self.restores.start(self._member_of(effect.topology))
+            self.ghost.begun(restored=effect.restored)
             self.cluster.workload.begin(self)
             self.pump.start()
 
@@ -396,6 +409,17 @@ class ParticipantLife(Process):
         member = topology.member(ParticipantId(self.name))
         assert member is not None, "a topology without this participant"
         return member
+
+    def _halt_agents(self, effect: HaltAgents) -> None:
+        self.member = False
+        self.ghost.halted()
+        self.restores.halt()
+
+    def _persist_incarnation(self, effect: PersistIncarnation) -> None:
+        self.restores.persist(effect.incarnation)
+
+    def _restore_local(self, effect: RestoreLocal) -> None:
+        self.restores.restore(effect.order)
 
     def _dead_letter(self, effect: DeadLetter) -> None:
         self.cluster.workload.put_aside(self, effect)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from participant.packing import PIECE_BYTES
 from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
-from simulations.faults import DRIVERS_ONLY, KINDS, POINTS
+from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, RECOVERY_POINTS
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
@@ -67,6 +67,15 @@ GROUP_ONLY: Final = ("depose", "split-leader", "log-install", "log-stale")
 FOUR_ONLY: Final = ("partition-ring",)
 """In a ring of three everybody is a neighbour."""
 DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
+RECOVERABLE: Final = ("bank", "ring", "pipeline")
+"""Workloads that know of nothing outside their agents which a rollback does not take back."""
+SPOILING: Final = (
+    "store-rot",
+    "store-rot-manifest",
+    "store-rot-read",
+    "store-rot-upload",
+)
+"""Kinds that may leave no epoch to go back to."""
 _CLOCK_NS_MAX: Final = 3600 * SECOND
 _ABORT_AT: Final = (
     "",
@@ -118,6 +127,14 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
     options.workload = workload or options.workload
     fit_workload(options)
     return options
+
+
+def for_recovery(options: Options) -> None:
+    """The same world, in which a lost participant comes back with a rollback."""
+    options.recovery = True
+    if options.workload not in RECOVERABLE:
+        options.workload = stream(options.seed, "recovery").pick(RECOVERABLE)
+        fit_workload(options)
 
 
 def fit_workload(options: Options) -> None:
@@ -188,8 +205,9 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         on = [kind for kind in every if chooser.chance(1, density)]
         if options.runtimes:
             on += [kind for kind in DRIVERS_ONLY if chooser.chance(1, 3)]
+    points = (*POINTS, *RECOVERY_POINTS, *RECOVERY_POINTS) if options.recovery else POINTS
     found: list[Fault] = (
-        forced(options, POINTS[options.seed % len(POINTS)]) if force and kinds is None and draw >= 20 else []
+        forced(options, points[options.seed % len(points)]) if force and kinds is None and draw >= 20 else []
     )
     for kind in on:
         if not _exists(kind, options):
@@ -205,7 +223,8 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
 def _exists(kind: str, options: Options) -> bool:
     """Whether this world has what such a fault hits."""
     return not (
-        (options.broker and kind in STREAM_ONLY)
+        (options.recovery and kind in SPOILING)
+        or (options.broker and kind in STREAM_ONLY)
         or (not options.broker and kind in BROKER_ONLY)
         or (not options.disk and kind in DISK_ONLY)
         or (options.coordinators == 1 and kind in GROUP_ONLY)
@@ -229,11 +248,19 @@ def forced(options: Options, point: str) -> list[Fault]:
     return [crash]
 
 
-def draw_run(seed: int, *, runtimes: bool = False) -> Run:
-    """A world with its faults; in the second mode if asked for."""
+def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None) -> Run:
+    """A world with its faults.
+
+    Args:
+        seed: Draws all of it.
+        runtimes: In the second mode.
+        recovery: Whether participants come back with rollbacks; None: the seed says.
+    """
     options = draw_options(seed)
     if runtimes:
         for_drivers(options)
+    elif recovery or (recovery is None and stream(seed, "recovers").chance(1, 3)):
+        for_recovery(options)
     return Run(options=options, faults=draw_faults(options))
 
 
@@ -275,7 +302,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind == "pause-coordinator":
         fault.who = random.pick(("", *coordinators))
     elif kind == "crash-at":
-        fault.point = random.pick(POINTS)
+        fault.point = random.pick((*POINTS, *RECOVERY_POINTS) if options.recovery else POINTS)
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)

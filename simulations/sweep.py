@@ -79,7 +79,9 @@ class Totals:
 
 def drawn(seed: int, mutant: str = "", *, runtimes: bool = False) -> Run:
     """The run of a seed; in the second mode if asked for, or if the planted bug is one of drivers."""
-    what = draw_run(seed, runtimes=runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes))
+    planted = MUTANTS.get(mutant)
+    recovery = None if planted is None else planted.recovery
+    what = draw_run(seed, runtimes=runtimes or (planted is not None and planted.runtimes), recovery=recovery)
     what.options.mutant = mutant
     return what
 

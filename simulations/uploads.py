@@ -70,15 +70,13 @@ class Uploads:
     def __init__(self, life: ParticipantLife) -> None:
         self._life = life
         options = life.cluster.options
-        self._capturer = Capturer(
-            life.cut_clock,
-            EncodingLimits(
-                segment_bytes=options.segment_bytes,
-                piece_bytes=options.piece_bytes,
-                pack_bytes=options.pack_bytes,
-                pack_bytes_min=min(PACK_BYTES_MIN, options.pack_bytes),
-            ),
+        self._limits = EncodingLimits(
+            segment_bytes=options.segment_bytes,
+            piece_bytes=options.piece_bytes,
+            pack_bytes=options.pack_bytes,
+            pack_bytes_min=min(PACK_BYTES_MIN, options.pack_bytes),
         )
+        self._capturer = Capturer(life.cut_clock, self._limits)
         self._parts: dict[Epoch, _Part] = {}
         self._queue: list[_Part] = []
         """Parts whose slices want to run; the first one does."""
@@ -113,6 +111,12 @@ class Uploads:
         """The epoch is committed."""
         self._parts.pop(epoch, None)
         self._capturer.committed(epoch)
+
+    def renew(self) -> None:
+        """Agents were loaded from an epoch: nothing that was written before counts as known here."""
+        for epoch in list(self._parts):
+            self.drop(epoch)
+        self._capturer = Capturer(self._life.cut_clock, self._limits)
 
     # --- slices -------------------------------------------------------------------------------------------------------
 

@@ -192,6 +192,7 @@ class RollbackRules:
             before.members = {}
             if before.running:
                 before.state, before.ended_at = SUPERSEDED, command.at
+        aborted = [record.epoch for record in self.open_epochs()]
         for record in self.open_epochs():
             assert record.state == STARTED
             why = AbortRecord(participant="", phase="rollback", cause=command.cause)
@@ -229,7 +230,13 @@ class RollbackRules:
         )
         for incarnation in sorted(state.rollbacks)[: max(0, len(state.rollbacks) - ROLLBACKS_REMEMBERED_MAX)]:
             del state.rollbacks[incarnation]
-        return yes(outcome="begun", incarnation=state.incarnation, epoch=command.epoch, members=len(members))
+        return yes(
+            outcome="begun",
+            incarnation=state.incarnation,
+            epoch=command.epoch,
+            members=len(members),
+            aborted=aborted,
+        )
 
     def _fence(self, command: FenceCommand) -> Result:
         record = self.rollback

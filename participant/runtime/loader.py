@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
 from participant.capture import Capturer
 from participant.loading import load_agent, read_agent, split_envelopes
@@ -27,7 +27,7 @@ from protocol.pack import ChunkReader
 from protocol.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 
     from participant.host import AgentHost
     from participant.loading import SavedAgent
@@ -119,6 +119,8 @@ class Loader:
         clock: Clock,
         host_of: Callable[[str], AgentHost],
         fresh: Callable[[AgentHost, int], None],
+        run: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """Set up.
 
@@ -132,6 +134,8 @@ class Loader:
             host_of: The host of an agent that is placed here, made if there is none; raises `RecoveryError` if its kind is
                 not known here.
             fresh: Makes an agent begin from its beginning; host, now.
+            run: Blocking work on the store, elsewhere.
+            sleep: Seconds.
         """
         self._store = store
         self._keys = keys
@@ -141,6 +145,8 @@ class Loader:
         self._clock = clock
         self._host_of = host_of
         self._fresh = fresh
+        self._run = run
+        self._sleep = sleep
 
     async def load(self, order: Restore) -> Loaded:
         """Give the agents placed here what the order's epoch holds of them.
@@ -161,7 +167,7 @@ class Loader:
             for (source, snapshot), part in zip(batch, saved, strict=True):
                 self._load_one(hosts[snapshot.id], source, snapshot, part, sources, order)
                 state.agent(snapshot, sources.flying.get(snapshot.id, ()))
-            await asyncio.sleep(0)
+            await self._sleep(0)
         for agent in sources.plan.fresh:
             self._fresh(hosts[agent], self._clock.now())
             state.fresh(agent)
@@ -250,13 +256,13 @@ class Loader:
         give_up = self._clock.now() + RESTORE_RETRY_NS
         while True:
             try:
-                return await asyncio.to_thread(work)
+                return cast("T", await self._run(work))
             except (ObjectCorrupt, ObjectMissing):
                 raise
             except StoreError:
                 if self._clock.now() >= give_up:
                     raise
-                await asyncio.sleep(backoff.next())
+                await self._sleep(backoff.next())
 
 
 def failure_kind(error: Exception) -> str:

@@ -11,6 +11,7 @@ module              invariants (names of RELIABILITY.md section 3)
 `epochs`            I9 one manifest; I10 numbers grow; I11 one end for everybody; I19 what was acknowledged stays; I20; I21
 `durability`        I12 a visible manifest has all its objects; I14 a power cut takes no committed epoch
 `rot`               I16 spoiled objects are noticed before they are used, found and named; I14 and all others are whole
+`rollbacks`         I22 to I28: fences, lives, bases, and what each participant was given back
 `liveness`          L1, L2, L3 in the healed world
 ==================  ===================================================================================================
 

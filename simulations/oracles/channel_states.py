@@ -58,7 +58,13 @@ def check_channel_states(ghost: GhostLog, reader: EpochReader, forms: StateForms
     sessions = {member.participant: member.session for member in manifest.members}
     in_flight = 0
     for channel in manifest.channels:
-        stream = ghost.stream(channel.source, sessions[channel.source], channel.target, sessions[channel.target])
+        stream = ghost.stream(
+            channel.source,
+            sessions[channel.source],
+            channel.target,
+            sessions[channel.target],
+            manifest.incarnation,
+        )
         sent = cuts[channel.source].sent.get(stream, 0)
         received = cuts[channel.target].received.get(stream, 0)
         if received > sent:

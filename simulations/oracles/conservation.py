@@ -1,6 +1,7 @@
 """I5: what a workload never makes or destroys adds up in each cut.
 
-A life begins with its workload's own share. What it sent to lives that are not in the cut is gone from it, and what it took
+A life begins with its workload's own share, or with what an epoch gave it (and what all lives of an incarnation were given
+is what that epoch held: `simulations.oracles.rollbacks`). What it sent to lives that are not in the cut is gone from it, and what it took
 from such lives has come to it; both are known from the ghost's lists up to the cut. So::
 
     states + mailboxes + channel states + unrouted  =  shares of the members
@@ -15,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from simulations.oracles.channel_states import cuts_of
+from simulations.oracles.reachability import beginning
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
@@ -39,7 +41,7 @@ def check_conservation(cluster: SimulatedCluster, reader: EpochReader) -> None:
     expected = 0
     for member in manifest.members:
         found += sum(map(workload.carried, reader.unrouted(member.participant)))
-        expected += workload.share(member.participant)
+        expected += beginning(cluster, ghost.lives[member.session])
     for cut in cuts_of(ghost, manifest).values():
         for stream, count in cut.sent.items():
             if stream.target_session not in sessions:
@@ -49,3 +51,4 @@ def check_conservation(cluster: SimulatedCluster, reader: EpochReader) -> None:
                 expected += sum(workload.carried_bytes(data) for data in stream.sent[:count])
     if found != expected:
         raise Violation("I5", f"epoch {manifest.epoch} holds {found} of {expected}")
+    ghost.rollbacks.totals[manifest.epoch] = found

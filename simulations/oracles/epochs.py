@@ -36,6 +36,7 @@ class EpochHistory:
         self.applied = 0
         self.term = 0
         """Of the newest leader whose own entry is applied."""
+        self.incarnation = 1
         self.states: dict[int, str] = {}
         self.started: dict[int, StartedWith] = {}
         self.started_at: dict[int, int] = {}
@@ -77,8 +78,19 @@ class EpochHistory:
             self.term = term
         if command["kind"] in {"start", "seal", "commit", "abort"}:
             self._epoch_changed(coordinator, int(command.get("epoch") or result["epoch"]))
-        for number in result.get("aborted", ()):  # a member was lost
+        if command["kind"] == "rollback" and result.get("outcome") == "begun":
+            self._rolled_back(int(command["incarnation"]), int(command["epoch"]))
+        for number in result.get("aborted", ()):  # a member was lost, or a rollback began
             self._epoch_changed(coordinator, int(number))
+
+    def _rolled_back(self, incarnation: int, epoch: int) -> None:
+        if incarnation != self.incarnation + 1:
+            raise Violation("I10", f"incarnation {incarnation} begins after {self.incarnation}")
+        self.incarnation = incarnation
+        if epoch != self.committed:
+            raise Violation(
+                "I31", f"incarnation {incarnation} goes back to epoch {epoch}; {self.committed} is committed"
+            )
 
     def check_replicas(self) -> None:
         """At the end: replicas that have applied the same entries are the same.

@@ -23,6 +23,8 @@ def demand_all_members(cluster: SimulatedCluster) -> None:
     """
     options = cluster.options
     bound = 20 * SECOND + 4 * options.lease_ns + 4 * options.deadline_ns
+    if options.recovery:
+        bound += 60 * SECOND
     if not cluster.world.run(cluster.world.now + bound, until=cluster.all_members):
         raise LivenessViolation(
             "L3", f"not all are members {bound / 1e9:.0f} s after the last fault: {_describe(cluster)}"

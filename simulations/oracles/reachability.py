@@ -5,6 +5,8 @@ every event behind one, keeping the order within each group. If the cut is consi
 takes the head of its channel; after the first group the channels hold exactly what was recorded and the states are the
 recorded ones; the second group is legal, too.
 
+A start is the beginning of the incarnation: fresh agents, or what the epoch that it began from gave them.
+
 A state is what a participant holds of the workload's total, its mailboxes and unrouted messages included: sending takes away
 what a message carries, receiving adds it. Lives that are not members have no cut: all they did was before it.
 
@@ -20,7 +22,7 @@ from simulations.violations import Violation
 if TYPE_CHECKING:
     from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
-    from simulations.ghost import Stream
+    from simulations.ghost import GhostLife, Stream
 
 
 def check_reachable(cluster: SimulatedCluster, reader: EpochReader) -> None:
@@ -34,7 +36,8 @@ def check_reachable(cluster: SimulatedCluster, reader: EpochReader) -> None:
     members = {member.session: member.participant for member in manifest.members}
     sent: dict[Stream, int] = {}
     taken: dict[Stream, int] = {}
-    held = {session: workload.share(participant) for session, participant in members.items()}
+    lives = cluster.ghost.lives
+    held = {session: beginning(cluster, lives[session]) for session in members}
     cut: set[int] = set()
     later: list[tuple[str, Stream, int, int]] = []
     for kind, session, stream, first, count in cluster.ghost.history:
@@ -43,6 +46,8 @@ def check_reachable(cluster: SimulatedCluster, reader: EpochReader) -> None:
                 cut.add(session)
             continue
         assert stream is not None, "a message without a stream"
+        if stream.incarnation != manifest.incarnation:
+            continue  # what an older one did was given up, but for what its epoch gave to this one's beginning
         if session in cut:
             later.append((kind, stream, first, count))
             continue
@@ -53,6 +58,11 @@ def check_reachable(cluster: SimulatedCluster, reader: EpochReader) -> None:
     _compare(cluster, reader, members, held, sent, taken)
     for kind, stream, first, count in later:
         _apply(epoch, kind, stream, first, count, sent, taken, "behind the cut")
+
+
+def beginning(cluster: SimulatedCluster, life: GhostLife) -> int:
+    """What a life's agents held when its incarnation began."""
+    return cluster.workload.share(life.name) if life.opening is None else life.opening
 
 
 def _apply(
@@ -89,7 +99,11 @@ def _compare(
     sessions = {participant: session for session, participant in members.items()}
     for channel in manifest.channels:
         stream = cluster.ghost.stream(
-            channel.source, sessions[channel.source], channel.target, sessions[channel.target]
+            channel.source,
+            sessions[channel.source],
+            channel.target,
+            sessions[channel.target],
+            manifest.incarnation,
         )
         between = stream.sent[taken.get(stream, 0) : sent.get(stream, 0)]
         recorded = reader.channel(channel.source, channel.target)

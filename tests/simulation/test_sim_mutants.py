@@ -28,6 +28,14 @@ CAUGHT_BY = {
     "no-file-sync": {"I12"},
     "no-folder-sync": {"I12"},
     "any-term": {"I20"},
+    "not-handed-over": {"I26"},
+    "handed-over-twice": {"I26"},
+    "timers-lost": {"I26"},
+    "state-kept": {"I5", "I26"},
+    "begun-early": {"I28"},
+    "not-fenced": {"I23"},
+    "old-incarnation": {"I6", "I22"},
+    "back-to-the-base": {"I31"},
 }
 SEEDS = 60
 

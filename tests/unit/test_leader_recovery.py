@@ -320,7 +320,14 @@ def test_manual_recovery_waits_for_the_operator():
     assert "an operator has to restore" in world.leader.machine.live(world.now).recovery()[1]
     request = world.restore(None, "by hand")
     world.run(until=recovered(world, 2))
-    assert world.answers[request] == {"ok": True, "outcome": "begun", "incarnation": 2, "epoch": 0, "members": 2}
+    assert world.answers[request] == {
+        "ok": True,
+        "outcome": "begun",
+        "incarnation": 2,
+        "epoch": 0,
+        "members": 2,
+        "aborted": [],
+    }
 
 
 def test_operator_goes_back_to_an_older_epoch():

@@ -1,0 +1,170 @@
+"""I22 to I28 of rollbacks: nothing old has an effect, an incarnation is entered once, and everybody gets what the epoch held.
+
+What an agent must get back is taken from the ghost's own cuts and lists, not from the store: its state and mailbox at the
+cut, and behind it, channel by channel, what had been sent to it before the sender's cut and not received before its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from participant.machine_events import SendControl
+from participant.restoring import RESTORED_TYPE
+from protocol.digests import fence_key
+from protocol.messages import Envelope
+from simulations.violations import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from participant.machine_events import Effect
+    from participant.runtime.loader import Loaded
+    from protocol.messages import Restore
+    from simulations.cluster import SimulatedCluster
+    from simulations.ghost import GhostCut
+    from simulations.participant_node import ParticipantLife
+
+_decode = msgspec.msgpack.Decoder(Envelope).decode
+
+
+class Rollbacks:
+    """What the ghost knows of rollbacks."""
+
+    def __init__(self) -> None:
+        self.totals: dict[int, int] = {}
+        """Epoch -> what it held of the workload's total, judged by I5."""
+        self.count = 0
+        """Incarnations that somebody was ordered into."""
+        self._bases: dict[int, int] = {}
+        """Incarnation -> epoch."""
+        self._lives: dict[tuple[str, int], int] = {}
+        """(participant, incarnation) -> session that entered it by a restore order."""
+        self._begun: set[int] = set()
+        """Incarnations in which somebody runs; asked, never iterated."""
+
+    def ordered(self, life: ParticipantLife, order: Restore, effects: Sequence[Effect]) -> None:
+        """A restore order for this very life has arrived; `effects` is what it brought about.
+
+        Raises:
+            Violation: I23, I27, I28.
+        """
+        cluster = life.cluster
+        if not cluster.store.is_durable(fence_key(order.incarnation)):
+            raise Violation(
+                "I23", f"{life.name} is ordered into incarnation {order.incarnation}, and the store is not fenced"
+            )
+        if order.incarnation not in self._bases:
+            self.count += 1
+        base = self._bases.setdefault(order.incarnation, order.epoch)
+        if base != order.epoch:
+            raise Violation("I28", f"incarnation {order.incarnation} begins from epoch {base} and from {order.epoch}")
+        if order.epoch and cluster.oracles.history.states.get(order.epoch) != "committed":
+            raise Violation(
+                "I28", f"incarnation {order.incarnation} begins from epoch {order.epoch}, which is not committed"
+            )
+        if self._lives.get((life.name, order.incarnation)) is not None and order.incarnation == life.ghost.incarnation:
+            if any(not isinstance(effect, SendControl) for effect in effects):
+                raise Violation(
+                    "I27", f"{life.name}: a repeated order into incarnation {order.incarnation} has an effect"
+                )
+            cluster.probes.hit("restore.repeated")
+
+    def enters(self, life: ParticipantLife, incarnation: int) -> None:
+        """A life has obeyed an order.
+
+        Raises:
+            Violation: I24.
+        """
+        if life.cluster.entered.get(life.name, 0) >= incarnation:
+            raise Violation("I24", f"{life.name} enters incarnation {incarnation}, which is on its disk already")
+        known = self._lives.setdefault((life.name, incarnation), life.ghost.session)
+        if known != life.ghost.session:
+            raise Violation(
+                "I24", f"{life.name}: sessions {known} and {life.ghost.session} enter incarnation {incarnation}"
+            )
+
+    def begun(self, life: ParticipantLife) -> None:
+        """A restored life's agents run.
+
+        Raises:
+            Violation: I5, I28.
+        """
+        cluster, incarnation = life.cluster, life.ghost.incarnation
+        topology = life.machine.topology
+        assert topology is not None, "it runs without a topology"
+        if incarnation in self._begun:
+            return
+        self._begun.add(incarnation)
+        epoch = self._bases[incarnation]
+        if epoch and epoch not in self.totals:
+            return  # its manifest was not judged: it became visible before somebody died on the way
+        held = cluster.oracles.history.started[epoch].agents if epoch else {}
+        total = fresh = 0
+        for member in topology.members:
+            other = cluster.ghost.lives.get(member.session)
+            if other is None or other.incarnation != incarnation or not other.is_restored:
+                raise Violation(
+                    "I28", f"{life.name} runs in incarnation {incarnation}, and {member.id} is not restored"
+                )
+            total += other.opening or 0
+            fresh += cluster.workload.share(member.id) if member.id not in held else 0
+        if total != self.totals.get(epoch, 0) + fresh:
+            raise Violation(
+                "I5",
+                f"incarnation {incarnation} begins with {total}; epoch {epoch} held {self.totals.get(epoch, 0)}, fresh agents "
+                f"bring {fresh}",
+            )
+
+    def restored(self, life: ParticipantLife, order: Restore, loaded: Loaded) -> None:
+        """A life's agents were loaded.
+
+        Raises:
+            Violation: I26.
+        """
+        cluster, ghost = life.cluster, life.cluster.ghost
+        cluster.probes.hit("restore.loaded_epoch" if order.epoch else "restore.loaded_start")
+        placed = next((set(member.agents) for member in order.members if member.id == life.name), set())
+        if {host.id for host in loaded.hosts} != placed:
+            raise Violation(
+                "I26", f"{life.name} is to host {sorted(placed)}, and has {[host.id for host in loaded.hosts]}"
+            )
+        cuts: dict[str, GhostCut] = {}
+        if order.epoch:
+            started = cluster.oracles.history.started[order.epoch]
+            cuts = {name: ghost.cuts[session, order.epoch] for name, session in started.sessions.items()}
+        forms = cluster.workload.forms
+        for host in loaded.hosts:
+            source = next((name for name, cut in cuts.items() if host.id in cut.states), None)
+            if source is None:
+                continue  # fresh: I5 of the whole, and the mailbox holds its start
+            cut = cuts[source]
+            state = forms.at_cut(host)
+            if cut.states[host.id] and state and state != cut.states[host.id]:
+                raise Violation(
+                    "I26", f"{life.name}: {host.id} does not have the state of its cut of epoch {order.epoch}"
+                )
+            expected = [data for data in cut.mailboxes[host.id] if _decode(data).type != RESTORED_TYPE]
+            for name in sorted(cuts):
+                for stream, sent in cuts[name].sent.items():
+                    if stream.target_session != cut.session or stream.incarnation != _incarnation(cluster, order.epoch):
+                        continue
+                    flying = stream.sent[cut.received.get(stream, 0) : sent]
+                    if flying:
+                        cluster.probes.hit("restore.in_flight")
+                    expected += [data for data in flying if _decode(data).target == host.id]
+            mailbox = [data for envelope, data in host.mailbox if envelope.type != RESTORED_TYPE]
+            if mailbox != expected:
+                raise Violation(
+                    "I26",
+                    f"{life.name}: {host.id} has {len(mailbox)} messages, {len(expected)} were there or on their way at its "
+                    f"cut of epoch {order.epoch}, or they are others",
+                )
+            if len(host.timers) != cut.timers[host.id]:
+                raise Violation("I26", f"{life.name}: {host.id} has {len(host.timers)} timers of {cut.timers[host.id]}")
+
+
+def _incarnation(cluster: SimulatedCluster, epoch: int) -> int:
+    """That an epoch is of."""
+    return int(cluster.oracles.history.started[epoch].incarnation)

@@ -1,0 +1,164 @@
+"""A participant's way back, under virtual time: the incarnation on its disk, the epoch out of the store, the agents.
+
+The order of `participant.runtime.restorer`, with the product's own loader; what it does not have are threads. A load is one
+moment, some time after its order; a store that fails is asked again for a while.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from participant.machine_events import IncarnationPersisted, LocalNotRestored, LocalRestored
+from participant.runtime.loader import Beginning, Loader, failure_kind
+from protocol.errors import RecoveryError, SnapshotError, StoreError
+from protocol.ids import Instant, ParticipantId
+from protocol.limits import RESTORE_RETRY_NS
+from simulations.world import MS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from participant.host import AgentHost
+    from participant.runtime.loader import Loaded
+    from protocol.messages import Member, Restore
+    from simulations.participant_node import ParticipantLife
+
+_DISK_NS: Final = 2 * MS
+_RETRY_NS: Final = 200 * MS
+
+
+class _LifeClock:
+    """The loader's: a life's own time."""
+
+    def __init__(self, life: ParticipantLife) -> None:
+        self._life = life
+
+    def now(self) -> Instant:
+        """The participant's time."""
+        return Instant(self._life.now)
+
+
+class Restores:
+    """All restores of one life."""
+
+    def __init__(self, life: ParticipantLife) -> None:
+        self._life = life
+        self._known: dict[str, AgentHost] = {host.id: host for host in life.hosts}
+        self._beginning = Beginning(life.hosts, life.cut_clock)
+        self._fresh = 0
+        self._order: Restore | None = None
+        """That is being carried out."""
+
+    def halt(self) -> None:
+        """No turn runs from here on."""
+        self._order = None
+        self._life.pump.halt()
+        self._life.point("restore.halted")
+
+    def persist(self, incarnation: int) -> None:
+        """Put the incarnation onto the disk, which survives the life."""
+        self._life.later(_DISK_NS, self._persisted, incarnation)
+
+    def _persisted(self, incarnation: int) -> None:
+        life = self._life
+        disks = life.cluster.entered
+        disks[life.name] = max(disks.get(life.name, 0), incarnation)
+        life.point("restore.entered")
+        if life.alive:
+            life.step(IncarnationPersisted(incarnation=incarnation))
+
+    def restore(self, order: Restore) -> None:
+        """Load the order's epoch."""
+        life = self._life
+        self._order = order
+        self._fresh = next((member.fresh for member in order.members if member.id == life.name), 0)
+        life.later(life.cluster.store.delay(), self._load, order, life.now)
+
+    def start(self, member: Member) -> None:
+        """The agents placed here begin, fresh; for a life that joins."""
+        self._fresh = member.fresh
+        self._be_here([self._known[agent] for agent in member.agents])
+        for host in self._life.hosts:
+            host.start_fresh(self._life.cluster.name, self._fresh)
+
+    def _load(self, order: Restore, began: int) -> None:
+        life = self._life
+        if self._order is not order:
+            return  # a newer one has come
+        life.point("restore.before_read")
+        if not life.alive:
+            return
+        trouble = life.cluster.store.trouble(life.name, "get", f"epoch {order.epoch}") if order.epoch else None
+        try:
+            if trouble is not None:
+                raise trouble
+            loaded = self._loaded(order)
+        except StoreError as error:
+            if failure_kind(error) == "store" and life.now < began + RESTORE_RETRY_NS:
+                life.later(_RETRY_NS, self._load, order, began)
+                return
+            self._failed(order, error)
+        except SnapshotError as error:
+            self._failed(order, error)
+        else:
+            self._be_here(loaded.hosts)
+            life.ghost.restored(order, loaded)
+            life.point("restore.loaded")
+            if life.alive:
+                life.step(
+                    LocalRestored(
+                        incarnation=order.incarnation,
+                        state=loaded.state,
+                        unrouted=loaded.unrouted,
+                        took_ns=life.now - began,
+                    )
+                )
+
+    def _loaded(self, order: Restore) -> Loaded:
+        life = self._life
+        loader = Loader(
+            store=life.cluster.store.reader(),
+            keys=life.cluster.keys,
+            cluster=life.cluster.name,
+            participant=ParticipantId(life.name),
+            allow_cloudpickle=False,
+            clock=_LifeClock(life),  # type: ignore[arg-type]  # it only asks what time it is
+            host_of=self._host_of,
+            fresh=self._begin_again,
+            run=_at_once,
+            sleep=_no_time,
+        )
+        steps = loader.load(order)
+        try:
+            steps.send(None)
+        except StopIteration as end:
+            loaded: Loaded = end.value
+            return loaded
+        raise AssertionError("a loader that waits for something")
+
+    def _failed(self, order: Restore, error: SnapshotError) -> None:
+        self._life.cluster.probes.hit(f"restore.failed_{failure_kind(error)}")
+        self._life.step(LocalNotRestored(incarnation=order.incarnation, kind=failure_kind(error), cause=str(error)))
+
+    def _host_of(self, agent: str) -> AgentHost:
+        host = self._known.get(agent)
+        if host is None:
+            raise RecoveryError(f"agent {agent} is placed on {self._life.name}, which does not know it")
+        return host
+
+    def _begin_again(self, host: AgentHost, now: int) -> None:
+        self._beginning.load(host, now=now, allowed=None)
+        host.start_fresh(self._life.cluster.name, self._fresh)
+
+    def _be_here(self, hosts: list[AgentHost]) -> None:
+        self._life.hosts[:] = hosts
+        self._life.pump.set_hosts(hosts)
+        self._life.uploads.renew()
+
+
+async def _at_once(work: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it gives
+    return work()
+
+
+async def _no_time(_seconds: float) -> None:
+    return None
