@@ -555,7 +555,7 @@ class Participant:
     def busy(self) -> bool:
         """Whether a turn runs or can begin, or something waits to be sent in this turn of the loop."""
         steps = self._steps is not None and self._steps.busy
-        return self._tick_due or self._pump.active or self._outlet.delivering or steps
+        return self._tick_due or self._pump.active or self._outlet.delivering or steps or self._input_comes
 
     @property
     def outgoing_bytes(self) -> int:
@@ -939,11 +939,18 @@ class Participant:
             if count:
                 log.info("%d inputs came again", count)
 
+    @property
+    def _input_comes(self) -> bool:
+        """Whether input is on its way from the log to the agents."""
+        return self._intake is not None and self._intake.busy and self._member.is_set()
+
     def _input_enters(self, delivery: Delivery) -> None:
         """From the intake: it is durable."""
         self._step(MessageIngested(delivery))
 
     def _halt_agents(self, effect: HaltAgents) -> None:
+        if self._intake is not None:
+            self._intake.pause()
         self._restorer.halt()
 
     def _persist_incarnation(self, effect: PersistIncarnation) -> None:
