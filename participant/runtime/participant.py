@@ -75,6 +75,7 @@ from participant.machine_events import (
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.control import Control, ControlClient
 from participant.runtime.effect_desk import Question, answer, make_backend, settle
+from participant.runtime.inspection import inspect
 from participant.runtime.intake import OUTSIDE, Intake, Taken, refusal_code
 from participant.runtime.log_files import Life, LocalFolder
 from participant.runtime.outlet import Outlet
@@ -98,7 +99,7 @@ from protocol.failpoints import arm_failpoints, fp
 from protocol.ids import MESSAGE_ID_BYTES, MessageId, ParticipantId, agent_id, check_name
 from protocol.keys import ClusterKeys, read_secret, trust
 from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX
-from protocol.messages import Envelope, EpochFailed, Heartbeat, Ingest, Ingested, LocalReport, Register
+from protocol.messages import Envelope, EpochFailed, Heartbeat, Ingest, Ingested, Inspect, LocalReport, Register
 from protocol.outputs import FencingToken
 from protocol.version import __version__
 from protocol.wire import FrameCodec
@@ -779,7 +780,16 @@ class Participant:
             if message.session == self._machine.session and not self._closed:
                 self._tasks.spawn(self._ingest_for(message), name="input of the coordinators' API")
             return
+        if isinstance(message, Inspect):
+            if message.session == self._machine.session and not self._closed:
+                self._tasks.spawn(self._inspect_for(message), name="inspection")
+            return
         self._step(ControlArrived(message=message))
+
+    async def _inspect_for(self, asked: Inspect) -> None:
+        agents = [*self._agents, *(host.agent for host in self._hosts)]
+        answer = await inspect(asked, agents=agents, factories=self._factories, sinks=self._sinks, steps=self._steps)
+        self._control.send(answer)
 
     async def _ingest_for(self, asked: Ingest) -> None:
         """Take an input that came over the coordinators' API, and answer; no answer where its fate is not known."""
