@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from coordinator.policy import PolicySettings
 from protocol.errors import ConfigError
 from protocol.ids import ClusterName, CoordinatorId, check_name
+from protocol.limits import FENCES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+STORE_FENCE: Final = "store"
+"""Name of the fence that every cluster has: its object store."""
 COORDINATORS_MAX: Final = 7
 """Members of one raft group: more only makes each commit slower."""
 TIMINGS: Final = ("normal", "slow")
@@ -121,6 +124,9 @@ class CoordinatorConfig:
     but not for the first start of a group: if all wait for the others, none ever leads."""
     lease_ms: int = 3_000
     """A participant that was silent this long is lost. Invariant: >= 1000, twice a heartbeat."""
+    fences: Mapping[str, str] = field(default_factory=dict)
+    """Sinks that refuse zombies: name -> place, as `coordinator.runtime.sink_fences` has them. Each acknowledges an incarnation
+    before the first agent is restored for it. All coordinators have the same ones."""
     hosts: tuple[str, ...] = ()
     """Further host names under which the API may be addressed (checked against DNS rebinding)."""
     log_json: bool = False
@@ -145,6 +151,9 @@ class CoordinatorConfig:
             )
         for name in self.peers:
             check_name("coordinator", name)
+        for name in self.fences:
+            if check_name("fence", name) == STORE_FENCE or len(self.fences) >= FENCES_MAX:
+                raise ConfigError(f"fences.{name}", f"at most {FENCES_MAX - 1} fences, and none named {STORE_FENCE}")
         self._check_group()
 
     def _check_group(self) -> None:
@@ -211,7 +220,7 @@ def load_config(
     Args:
         path: TOML file; None: none.
         env: Environment; ``CLEANCUT_HTTP`` is `http`, ``CLEANCUT_TLS_CA`` is `tls.ca`, ``CLEANCUT_PEERS`` is
-            ``c1=host:raftport:httpport,c2=...``.
+            ``c1=host:raftport:httpport,c2=...``, ``CLEANCUT_FENCES`` is ``name=place,name=place``.
         flags: Same keys as the file; dotted for tables (``policy.interval_ms``). None values are not set.
 
     Raises:
@@ -240,7 +249,7 @@ def _from_file(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(str(path), f"is not TOML: {error}") from None
-    _check_keys(document, (*_SIMPLE, *_TABLES, "peers"), str(path), "")
+    _check_keys(document, (*_SIMPLE, *_TABLES, "peers", "fences"), str(path), "")
     for name, keys in _TABLES.items():
         if name in document:
             _check_keys(_table(document[name], str(path), name), keys, str(path), f"{name}.")
@@ -277,7 +286,7 @@ def _nearest(key: str, known: tuple[str, ...]) -> str:
 
 
 def _env_names() -> dict[str, tuple[str, str]]:
-    names = {f"{ENV_PREFIX}{key.upper()}": ("", key) for key in (*_SIMPLE, "peers")}
+    names = {f"{ENV_PREFIX}{key.upper()}": ("", key) for key in (*_SIMPLE, "peers", "fences")}
     for table, keys in _TABLES.items():
         names.update({f"{ENV_PREFIX}{table.upper()}_{key.upper()}": (table, key) for key in keys})
     return names
@@ -306,7 +315,7 @@ def _from_flags(flags: Mapping[str, object]) -> dict[str, Any]:
         if value is None:
             continue
         table, dot, key = flag.partition(".")
-        known = _TABLES.get(table, ()) if dot else (*_SIMPLE, *_TABLES, "peers")
+        known = _TABLES.get(table, ()) if dot else (*_SIMPLE, *_TABLES, "peers", "fences")
         _check_keys([key if dot else flag], known, "flag", f"{table}." if dot else "")
         (found.setdefault(table, {}) if dot else found)[key if dot else flag] = value
     return found
@@ -332,6 +341,8 @@ def _build(merged: Mapping[str, Any]) -> CoordinatorConfig:
             given[key] = Path(_text(key, value))
         elif key == "peers":
             given[key] = _peers(key, value)
+        elif key == "fences":
+            given[key] = _fences(key, value)
         elif key == "tls":
             given[key] = _tls(key, value)
         elif key == "http_tls":
@@ -391,6 +402,16 @@ def parse_address(name: str, value: object) -> Address:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
         raise ConfigError(name, f"{value!a} is not host:port")
     return Address(host, int(port))
+
+
+def _fences(name: str, value: object) -> dict[str, str]:
+    """From a table, or ``name=place,name=place``."""
+    if isinstance(value, str):
+        pairs = [part.strip().partition("=") for part in value.split(",")]
+        value = {fence: place for fence, _, place in pairs}
+    if not isinstance(value, dict):
+        raise ConfigError(name, "must be a table of sinks and their places")
+    return {fence: _text(f"{name}.{fence}", value[fence]) for fence in sorted(value)}
 
 
 def _peers(name: str, value: object) -> dict[str, PeerConfig]:

@@ -212,6 +212,8 @@ class Cluster:
         sinks: Where agents emit to; `participant.sinks.MemorySink` is one for tests. Shared by all participants.
         faults: What happens to frames on the network: see `participant.runtime.transports.memory`.
         store: Default: one in memory, gone with the cluster.
+        local: Folder for what participants keep on their own disks, outside input among it; without one, input is lost with
+            the work that it caused.
     """
 
     def __init__(
@@ -221,12 +223,14 @@ class Cluster:
         sinks: Iterable[Sink] = (),
         faults: Faults | None = None,
         store: ObjectStore | None = None,
+        local: str | None = None,
     ) -> None:
         if not agents:
             raise ConfigError("agents", "a cluster has at least one agent")
         self._groups = [(group,) if isinstance(group, Agent) else tuple(group) for group in agents]
         self._messages = tuple(messages)
         self._sinks = tuple(sinks)
+        self._local = local
         self._name = cluster_name("test")
         self.clock = ManualClock()
         self.hub = MemoryHub(faults=faults)
@@ -265,6 +269,7 @@ class Cluster:
             cluster=self._name,
             transport="memory",
             store=self.store,
+            local=self._local,
             secret=SECRET,
             messages=self._registry.types(),
             takes=self._kinds,
@@ -313,9 +318,9 @@ class Cluster:
         self[agent]
         return self._hosts[agent]
 
-    async def send(self, agent: str, message: object) -> None:
-        """A message from outside to an agent; handled in coming turns of the loop."""
-        await self.participant_of(agent).ingest(agent, message)
+    async def send(self, agent: str, message: object, *, token: str = "") -> None:
+        """A message from outside to an agent; handled in coming turns of the loop. As `Participant.ingest`."""
+        await self.participant_of(agent).ingest(agent, message, token=token)
 
     async def idle(self) -> None:
         """Until no turn runs or can begin and no message travels; timers and retries may still wait for time.

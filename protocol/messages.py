@@ -17,6 +17,7 @@ import msgspec
 from protocol.errors import MalformedFrame, printable
 from protocol.ids import AgentId
 from protocol.limits import CONTROL_BYTES_MAX
+from protocol.restore_plan import AgentCode, Outside
 
 PROTOCOL_VERSION = 1
 
@@ -70,7 +71,7 @@ class Register(Control, frozen=True, kw_only=True, tag="register"):
     kinds: tuple[str, ...] = ()
     """Kinds of agents that it can take from others."""
     takes_input: bool = False
-    """It understands `Ingest`."""
+    """It understands `Ingest` and `Inspect`."""
 
 
 class Heartbeat(Control, frozen=True, kw_only=True, tag="heartbeat"):
@@ -169,6 +170,22 @@ class Ingested(Control, frozen=True, kw_only=True, tag="ingested"):
     """In the participant's input log."""
     duplicate: bool = False
     """The token had come before: nothing was done again."""
+
+
+class Inspected(Control, frozen=True, kw_only=True, tag="inspected"):
+    """Answer to `Inspect`. Not one of `ToCoordinator`, as `Ingested`."""
+
+    session: int
+    request: int
+    codes: tuple[AgentCode, ...] = ()
+    """Classes of the agents here, and of those that can be taken from others."""
+    outputs: tuple[Outside, ...] = ()
+    """The first `LISTED_MAX` of the outputs that reached sinks and are no part of the epoch."""
+    outputs_count: int | None = None
+    """How many; None: the sinks here cannot tell."""
+    effects: tuple[Outside, ...] = ()
+    effects_count: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Leave(Control, frozen=True, kw_only=True, tag="leave"):
@@ -270,6 +287,15 @@ class Ingest(Control, frozen=True, kw_only=True, tag="ingest"):
     """"": none."""
 
 
+class Inspect(Control, frozen=True, kw_only=True, tag="inspect"):
+    """What would a restore of this epoch meet? Answered by `Inspected`; nothing is changed. Not one of `ToParticipant`."""
+
+    session: int
+    request: int
+    """Unique on this connection, over `Ingest` and `Inspect`."""
+    epoch: int
+
+
 class StartEpoch(Control, frozen=True, kw_only=True, tag="start-epoch"):
     """Start order. Idempotent."""
 
@@ -362,9 +388,9 @@ ToParticipant: TypeAlias = (
     | Fenced
 )
 
-FromParticipant: TypeAlias = ToCoordinator | Ingested
+FromParticipant: TypeAlias = ToCoordinator | Ingested | Inspected
 """All that a participant says on its connection."""
-FromCoordinator: TypeAlias = ToParticipant | Ingest
+FromCoordinator: TypeAlias = ToParticipant | Ingest | Inspect
 """All that it hears."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -146,6 +146,7 @@ def restore_plan(
     codes: Iterable[AgentCode],
     *,
     here: Mapping[str, str] | None = None,
+    takes: Iterable[str] = (),
     outputs_after: Callable[[int], Sequence[Outside]] | None = None,
     effects_after: Callable[[int], Sequence[Outside]] | None = None,
     notes: Iterable[str] = (),
@@ -156,7 +157,9 @@ def restore_plan(
         manifest: Of the epoch.
         saved: Its agents; those that the manifest places and that are not among them are taken as version 1.
         codes: The classes that are known.
-        here: Agent -> participant that declares it today; None: only classes are known, so nothing is missing.
+        here: Agent -> participant that declares it today; None: only classes are known, so nothing is missing, and whose
+            kind is known is claimed.
+        takes: Kinds that somebody takes from others.
         outputs_after: Epoch -> the outputs that reached their sinks and are no part of it.
         effects_after: Epoch -> the same for effects.
         notes: To be handed on.
@@ -170,14 +173,19 @@ def restore_plan(
             by_kind.setdefault(kind, code)
     known = {agent.id: agent for agent in saved}
     for member in manifest.members:
-        for agent in member.agents:
-            known.setdefault(agent, SavedAgent(id=agent, participant=member.participant))
-    lines = [_fate(agent, by_kind.get(agent.id.partition("/")[0])) for agent in known.values()]
-    for agent, participant in (here or {}).items():
-        if agent not in known:
-            found = by_kind.get(agent.partition("/")[0])
+        for placed in member.agents:
+            known.setdefault(placed, SavedAgent(id=placed, participant=member.participant))
+    adopted = frozenset(takes)
+    lines = []
+    for agent in known.values():
+        kind = agent.id.partition("/")[0]
+        claimed = here is None or agent.id in here or kind in adopted
+        lines.append(_fate(agent, by_kind.get(kind)) if claimed else _unclaimed(agent, kind))
+    for name, participant in (here or {}).items():
+        if name not in known:
+            found = by_kind.get(name.partition("/")[0])
             version = found.state_version if found is not None else 0
-            lines.append(AgentFate(agent=agent, fate="missing", participant=participant, version=version))
+            lines.append(AgentFate(agent=name, fate="missing", participant=participant, version=version))
     outputs = None if outputs_after is None else outputs_after(manifest.epoch)
     effects = None if effects_after is None else effects_after(manifest.epoch)
     return RestorePlan(
@@ -192,14 +200,7 @@ def restore_plan(
 
 def _fate(agent: SavedAgent, code: AgentCode | None) -> AgentFate:
     if code is None:
-        kind = agent.id.partition("/")[0]
-        return AgentFate(
-            agent=agent.id,
-            fate="unclaimed",
-            participant=agent.participant,
-            saved_version=agent.state_version,
-            reason=f"nobody here takes agents of kind {kind} (it was on {agent.participant})",
-        )
+        return _unclaimed(agent, agent.id.partition("/")[0])
     steps: tuple[str, ...] = ()
     if code.migrations is None:
         reason = (
@@ -223,6 +224,16 @@ def _fate(agent: SavedAgent, code: AgentCode | None) -> AgentFate:
         steps=steps,
         reason=reason,
         unhandled=_unhandled(agent, code),
+    )
+
+
+def _unclaimed(agent: SavedAgent, kind: str) -> AgentFate:
+    return AgentFate(
+        agent=agent.id,
+        fate="unclaimed",
+        participant=agent.participant,
+        saved_version=agent.state_version,
+        reason=f"nobody here declares it or takes agents of kind {kind} (it was on {agent.participant})",
     )
 
 

@@ -180,16 +180,52 @@ def abort(session: Session, *, number: int | str, reason: str) -> None:
     say(f"epoch {number} is aborted")
 
 
+def on_a_store(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of commands that also work without a coordinator."""
+    function = click.option(
+        "--offline", is_flag=True, help="Read the store of --dir, CLEANCUT_DIR or CLEANCUT_STORE; ask no coordinator."
+    )(function)
+    function = click.option("--cluster", help="Cluster in the store; not needed where it holds only one.")(function)
+    return click.option("--store", help="Store folder or URL; asks no coordinator.")(function)
+
+
 @epoch.command(short_help="Take the whole cluster back to an epoch.")
 @click.argument("number", type=EPOCH_OR_START, metavar="EPOCH")
 @click.option("--reason", default="operator", show_default=True, help="Why; kept with the incarnation.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until all agents run again.")
+@click.option("--check", is_flag=True, help="Say what it would do to every agent, and do nothing.")
+@click.option(
+    "--app", multiple=True, metavar="MODULE:AGENTS", help="With --check and a store alone: the code; it is imported."
+)
+@click.option("--allow-unclaimed", is_flag=True, help="With --check: agents that nobody takes do not stand in the way.")
+@on_a_store
 @looks_at_cluster
-def restore(session: Session, *, number: int | str, reason: str, wait: bool) -> None:
+def restore(
+    session: Session,
+    *,
+    number: int | str,
+    reason: str,
+    wait: bool,
+    check: bool,
+    app: tuple[str, ...],
+    allow_unclaimed: bool,
+    store: str | None,
+    cluster: str | None,
+    offline: bool,
+) -> None:
     """Take the whole cluster back to an epoch: every agent, and what was in flight.
 
     EPOCH is a number, `latest` (where the next rollback would go to), or `start`. What happened since is given up.
     """
+    if check:
+        from coordinator.cli import restore_check
+
+        restore_check.check(
+            session, number, app=app, store=store, cluster=cluster, offline=offline, allow_unclaimed=allow_unclaimed
+        )
+        return
+    if app or allow_unclaimed or store or cluster or offline:
+        raise click.UsageError("--app, --allow-unclaimed, --store, --cluster and --offline are for --check")
     seconds = session.given.timeout or (TRIGGER_SECONDS if wait else session.timeout)
     document = session.client.call(
         "POST", "epochs", number, "restore", body={"reason": reason, "wait": wait}, repeatable=False, timeout=seconds
@@ -241,15 +277,6 @@ def why(session: Session, *, number: int | str) -> None:
             ],
             numbers=("TOOK",),
         )
-
-
-def on_a_store(function: Callable[..., None]) -> Callable[..., None]:
-    """The options of commands that also work without a coordinator."""
-    function = click.option(
-        "--offline", is_flag=True, help="Read the store of --dir, CLEANCUT_DIR or CLEANCUT_STORE; ask no coordinator."
-    )(function)
-    function = click.option("--cluster", help="Cluster in the store; not needed where it holds only one.")(function)
-    return click.option("--store", help="Store folder or URL; asks no coordinator.")(function)
 
 
 @epoch.command(short_help="Check a committed epoch, byte for byte.")

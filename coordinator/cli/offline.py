@@ -41,20 +41,20 @@ def agents(store: ObjectStore, number: int | str, keys: ClusterKeys | None) -> d
         Failure: The store has no such epoch, or its signature is wrong.
         ObjectCorrupt: It is damaged.
     """
-    reader = _reader(store, number, keys)
+    opened = reader(store, number, keys)
     rows = []
-    for agent in reader.agents():
-        found = reader.agent_snapshot(agent)
+    for agent in opened.agents():
+        found = opened.agent_snapshot(agent)
         rows.append({
             "agent": agent,
-            "participant": reader.host_of(agent),
+            "participant": opened.host_of(agent),
             "state_version": found.state_version,
             "running": found.running,
             "dead": found.dead,
             "mailbox_count": found.mailbox_count,
             "timers_count": found.timers_count,
         })  # fmt: skip
-    return {"epoch": reader.manifest.epoch, "agents": rows}
+    return {"epoch": opened.manifest.epoch, "agents": rows}
 
 
 def state(store: ObjectStore, number: int | str, agent: str, keys: ClusterKeys | None) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def state(store: ObjectStore, number: int | str, agent: str, keys: ClusterKeys |
         UnknownAgent: The epoch does not hold the agent.
         ObjectCorrupt: It is damaged.
     """
-    return _reader(store, number, keys).document(agent)
+    return reader(store, number, keys).document(agent)
 
 
 def _present(store: ObjectStore, number: int | str) -> int:
@@ -88,7 +88,12 @@ def _present(store: ObjectStore, number: int | str) -> int:
     return epoch
 
 
-def _reader(store: ObjectStore, number: int | str, keys: ClusterKeys | None) -> EpochReader:
+def reader(store: ObjectStore, number: int | str, keys: ClusterKeys | None) -> EpochReader:
+    """A reader of an epoch whose signature is right, or was not checked for want of a secret.
+
+    Raises:
+        Failure: The store has no such epoch, or its signature is wrong.
+    """
     epoch = _present(store, number)
     if keys is None:
         note("signature not checked: no secret was given (--secret-file)")

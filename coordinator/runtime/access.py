@@ -63,8 +63,8 @@ def allowed_roles(request: web.Request) -> frozenset[str]:
         return PARTICIPATE
     if request.method == "POST" and path.startswith("/v1/agents/") and path.endswith("/messages"):
         return INPUT
-    # A verification is asked for with POST because it is work, but it changes nothing.
-    if request.method in {"GET", "HEAD"} or (path.startswith("/v1/epochs/") and path.endswith("/verify")):
+    # Verifications and checks are asked for with POST because they are work, but they change nothing.
+    if request.method in {"GET", "HEAD"} or (path.startswith("/v1/epochs/") and path.endswith(("/verify", "/check"))):
         return READ
     return WRITE
 

@@ -29,6 +29,7 @@ from coordinator.runtime.answers import (
     query_number,
 )
 from coordinator.runtime.barriers import SharedBarrier
+from coordinator.runtime.checks import add_check_routes
 from coordinator.runtime.forward import LEADER, was_passed_on
 from coordinator.runtime.ingests import add_ingest_routes
 from coordinator.runtime.metrics import Exposition
@@ -373,5 +374,6 @@ def build_app(service: Service) -> web.Application:
     add_stored_routes(app, service, api)
     add_write_routes(app, service, api)
     add_ingest_routes(app, service)
+    add_check_routes(app, service, api)
     add_page(app)
     return app

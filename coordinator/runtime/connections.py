@@ -21,6 +21,7 @@ from aiohttp import WSMessage, WSMsgType, web
 
 from coordinator.runtime.access import PARTICIPANT_KEY
 from coordinator.runtime.answers import ApiError
+from coordinator.runtime.asks import Asks
 from coordinator.runtime.ingests import Ingests
 from coordinator.runtime.orders import OrderEncoder
 from protocol.errors import MalformedFrame
@@ -28,6 +29,7 @@ from protocol.failpoints import armed, fp
 from protocol.limits import CONTROL_BYTES_MAX, MIB, PARTICIPANTS_MAX
 from protocol.messages import (
     Ingested,
+    Inspected,
     Register,
     Registered,
     RegisterRefused,
@@ -38,7 +40,7 @@ from protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.messages import Ingest, ToCoordinator, ToParticipant
+    from protocol.messages import Ingest, Inspect, ToCoordinator, ToParticipant
 
 log = logging.getLogger("cleancut.connections")
 
@@ -76,8 +78,8 @@ class Connection:
     """One WebSocket of one participant."""
 
     __slots__ = (
-        "_allowance", "_closing", "_last", "_news", "_waiting", "bound_to", "id", "participant", "session", "takes_input",
-        "waiting_bytes",
+        "_allowance", "_closing", "_last", "_news", "_waiting", "bound_to", "id", "participant", "session",
+        "understands_asks", "waiting_bytes",
     )  # fmt: skip
 
     def __init__(self, number: int, now: float, *, bound_to: str = "") -> None:
@@ -89,8 +91,8 @@ class Connection:
         """As it registered; "" before."""
         self.session = 0
         """Bound by `Registered`; 0 before."""
-        self.takes_input = False
-        """It understands `Ingest`."""
+        self.understands_asks = False
+        """It understands `Ingest` and `Inspect`."""
         self.waiting_bytes = 0
         self._waiting: deque[bytes] = deque()
         self._news = asyncio.Event()
@@ -183,7 +185,9 @@ class ParticipantHub:
         self._connections: dict[int, Connection] = {}
         self._by_session: dict[int, Connection] = {}
         self._orders = OrderEncoder()
-        self.ingests = Ingests(clock)
+        self.asks = Asks()
+        """Questions to participants that are no orders."""
+        self.ingests = Ingests(self.asks, clock)
         """Outside input on its way to participants."""
         self._numbers = 0
         self._ending = False
@@ -228,10 +232,10 @@ class ParticipantHub:
         found = self._by_session.get(session)
         return found is not None and self.send(found.id, message)
 
-    def ingest(self, session: int, message: Ingest) -> bool:
-        """Hand outside input to a session. False: it has no connection, or does not understand it."""
+    def ask(self, session: int, message: Ingest | Inspect) -> bool:
+        """Ask a session something. False: it has no connection, or does not understand it."""
         found = self._by_session.get(session)
-        if found is None or not found.takes_input or found.closing is not None:
+        if found is None or not found.understands_asks or found.closing is not None:
             return False
         found.put(encode_control(message))
         return True
@@ -326,6 +330,7 @@ class ParticipantHub:
         del self._connections[connection.id]
         if self._by_session.get(connection.session) is connection:
             del self._by_session[connection.session]
+            self.asks.session_lost(connection.session)
             self.ingests.session_lost(connection.session)
         self._sink.connection_lost(connection.id, (connection.closing or (0, ""))[1] or "closed by the peer")
 
@@ -390,8 +395,8 @@ class ParticipantHub:
             return self._foreign(connection, message.session)
         if message.session != connection.session:
             return self._foreign(connection, message.session)
-        if isinstance(message, Ingested):
-            self.ingests.answered(message)
+        if isinstance(message, Ingested | Inspected):
+            self.asks.answered(message)
             return True
         self._sink.message_arrived(connection.id, message)
         return connection.closing is None
@@ -405,7 +410,7 @@ class ParticipantHub:
             self.send(connection.id, RegisterRefused(code="wrong-token", sentence=text))
             return False
         connection.participant = message.participant or "?"
-        connection.takes_input = message.takes_input
+        connection.understands_asks = message.takes_input
         self._sink.message_arrived(connection.id, message)
         return connection.closing is None
 

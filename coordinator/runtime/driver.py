@@ -56,7 +56,7 @@ from coordinator.fences import read_epoch_from_store
 from coordinator.ledger import encode_command
 from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
 from protocol.digests import manifest_key
-from protocol.errors import LimitExceeded, Refused, SnapshotError, Unreachable
+from protocol.errors import ConfigError, LimitExceeded, Refused, SnapshotError, Unreachable
 from protocol.failpoints import fp, fp_store
 from protocol.ids import Epoch, Instant
 from protocol.limits import CONCURRENT_EPOCHS_MAX
@@ -341,10 +341,13 @@ class Driver:
         self.feed(ManifestFailed(epoch=order.epoch, cause=cause))
 
     async def _raise_fence(self, order: RaiseFence) -> None:
-        fence = self._fences[order.fence]
+        fence = self._fences.get(order.fence)
 
         def raise_now() -> None:
             fp_store("fence.before_raise", order.fence)
+            if fence is None:
+                # Another leader, with other settings, began this incarnation.
+                raise ConfigError(f"fences.{order.fence}", "is not in this coordinator's settings")
             fence.raise_to(order.incarnation, order.epoch)
             fp_store("fence.after_raise", order.fence)
 

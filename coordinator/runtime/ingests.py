@@ -14,20 +14,21 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.runtime.answers import BODY_SECONDS_MAX, ApiError, json_answer
+from coordinator.runtime.asks import Unanswered
 from coordinator.runtime.forward import was_passed_on
 from protocol.errors import IllegalName
 from protocol.ids import agent_id
 from protocol.limits import MIB
-from protocol.messages import Ingest
+from protocol.messages import Ingest, Ingested
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from aiohttp import web
 
+    from coordinator.runtime.asks import Asks
     from coordinator.runtime.connections import ParticipantHub
     from coordinator.runtime.service import Service
-    from protocol.messages import Ingested
 
 ANSWER_SECONDS_MAX: Final = 15.0
 """From the hand-over to the participant's answer: its fsync, and a restore that may be going on."""
@@ -56,30 +57,20 @@ _KEYS: Final[dict[str, type]] = {"type": str, "version": int, "token": str}
 
 
 class Ingests:
-    """Inputs on their way to participants."""
+    """Inputs on their way to participants, within bounds."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, asks: Asks, clock: Callable[[], float]) -> None:
+        self._asks = asks
         self._clock = clock
-        self._numbers = 0
-        self._waiting: dict[int, tuple[int, asyncio.Future[Ingested]]] = {}
-        """Request -> session that was asked, and its answer."""
+        self._waiting = 0
         self._waiting_bytes = 0
         self._allowances: dict[int, tuple[float, float]] = {}
         """Session -> how many more now, and when that was computed."""
         self.counts: dict[str, int] = {"taken": 0, "refused": 0, "unanswered": 0}
 
-    def answered(self, message: Ingested) -> None:
-        """A participant has answered; what nobody waits for any more is dropped."""
-        waiting = self._waiting.get(message.request)
-        if waiting is not None and waiting[0] == message.session and not waiting[1].done():
-            waiting[1].set_result(message)
-
     def session_lost(self, session: int) -> None:
-        """Its connection is gone: whether it took what it was asked to take is not known."""
+        """Its connection is gone."""
         self._allowances.pop(session, None)
-        for asked, future in self._waiting.values():
-            if asked == session and not future.done():
-                future.set_exception(_unknown("its connection was lost"))
 
     async def hand_over(self, hub: ParticipantHub, session: int, make: Callable[[int], Ingest], size: int) -> Ingested:
         """Give an input to a session, and wait for its answer.
@@ -93,32 +84,22 @@ class Ingests:
         Raises:
             ApiError: It could not be asked, or did not answer.
         """
-        if len(self._waiting) >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
+        if self._waiting >= WAITING_MAX or self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise self._overloaded("too many inputs wait for their participants")
         if not self._may_ask(session):
             raise self._overloaded(f"more than {PER_SECOND} inputs a second for one participant")
-        self._numbers += 1
-        number = self._numbers
-        future: asyncio.Future[Ingested] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = (session, future)
+        self._waiting += 1
         self._waiting_bytes += size
         try:
-            if not hub.ingest(session, make(number)):
-                raise ApiError(
-                    503,
-                    "not-connected",
-                    "the participant that hosts this agent has no connection at the moment, or is of an older build",
-                    "try again in a second",
-                    headers={"Retry-After": "1"},
-                )
-            async with asyncio.timeout(ANSWER_SECONDS_MAX):
-                answer = await future
-        except TimeoutError:
+            answer = await self._asks.ask(hub, session, make, ANSWER_SECONDS_MAX)
+        except Unanswered:
             self.counts["unanswered"] += 1
-            raise _unknown(f"no answer within {ANSWER_SECONDS_MAX:.0f} s") from None
+            raise
         finally:
-            del self._waiting[number]
+            self._waiting -= 1
             self._waiting_bytes -= size
+        if not isinstance(answer, Ingested):
+            raise Unanswered("it answered something else")
         self.counts["refused" if answer.code else "taken"] += 1
         return answer
 
@@ -132,15 +113,6 @@ class Ingests:
     def _overloaded(self, message: str) -> ApiError:
         self.counts["refused"] += 1
         return ApiError(429, "overloaded", message, _HINT_OF["overloaded"], headers={"Retry-After": "1"})
-
-
-def _unknown(why: str) -> ApiError:
-    return ApiError(
-        504,
-        "unknown-outcome",
-        f"whether the input was taken is not known: {why}",
-        "send it again with the same token; without a token it may be taken twice",
-    )
 
 
 class AgentMessages:

@@ -21,7 +21,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.config import CoordinatorConfig, is_loopback, load_config
+from coordinator.config import STORE_FENCE, CoordinatorConfig, is_loopback, load_config
 from coordinator.ledger import Ledger
 from coordinator.runtime.changes import Changes
 from coordinator.runtime.events import EventLog
@@ -93,6 +93,7 @@ class Service:
         from coordinator.runtime.forward import LeaderClient
         from coordinator.runtime.listener import IDLE_SECONDS_MAX, Listener, https_context
         from coordinator.runtime.raft import RaftGroup
+        from coordinator.runtime.sink_fences import open_fence
 
         self.group = RaftGroup(
             raft_config(self.config),
@@ -103,12 +104,14 @@ class Service:
             on_restored=self._restored,
             on_fatal=self.crashed,
         )
+        fences = {name: open_fence(name, place) for name, place in self.config.fences.items()}
         leader = Leader(
             self.ledger,
             coordinator=self.config.id,
             client=f"{self.config.id}.{self.boot_id}",
             policy=self.config.policy,
             lease_ns=self.config.lease_ms * 1_000_000,
+            fences=(STORE_FENCE, *fences),
         )
         self.driver = Driver(
             leader,
@@ -118,7 +121,7 @@ class Service:
             clock=self.clock,
             leader_url=lambda: self.leader_url or "",
             crashed=self.crashed,
-            fences={"store": StoreFence(self.store, self.config.cluster)},
+            fences={STORE_FENCE: StoreFence(self.store, self.config.cluster), **fences},
         )
         self.forward = LeaderClient(self.config.id, lambda: self.leader_url, seconds_max=60.0, tls=_trust(self.config))
         tls = None if self.config.http_tls is None else https_context(self.config.http_tls)

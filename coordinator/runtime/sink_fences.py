@@ -1,10 +1,11 @@
 """Fences of sinks: what a coordinator raises before the restore orders of an incarnation leave (RELIABILITY.md I23).
 
-Written as one text each in the coordinators' settings::
+In the coordinators' settings, each under a name of its own::
 
-    file:/var/lib/shop/receipts.jsonl#receipts     a `FileSink` named receipts
-    sqlite:/var/lib/shop/shop.db#receipts          a `SqlSink` named receipts in an SQLite database
-    https://bank.example/fence                     whatever takes ``PUT {"incarnation": k}``, as an `HttpSink`'s fence_url
+    [fences]
+    receipts = "file:/var/lib/shop/receipts.jsonl"     # a `FileSink` named receipts
+    sales = "sqlite:/var/lib/shop/shop.db#shop-sales"  # a `SqlSink` named shop-sales in an SQLite database
+    bank = "https://bank.example/fence"                # takes ``PUT {"incarnation": k}``, as an `HttpSink`'s fence_url
 
 A coordinator must reach what it fences: the first two are for one machine, or a shared disk that locks. A sink in another
 database is fenced through a small service, or by the first output of the new incarnation alone.
@@ -70,7 +71,9 @@ class SqliteFence:
 class HttpFence:
     """A service that takes ``PUT {"incarnation": k, "epoch": e}``."""
 
-    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, name: str, url: str, *, tls: ssl.SSLContext | None = None) -> None:
+        self._name = name
+        """What errors say: a URL may hold a password."""
         self._url = url
         self._tls = tls
 
@@ -87,7 +90,7 @@ class HttpFence:
             with opener.open(request, timeout=SECONDS) as answer:
                 answer.read(64)
         except (OSError, urllib.error.URLError, ValueError) as error:
-            raise Unreachable(f"fence {self._url}: {error}") from error
+            raise Unreachable(f"fence {self._name}: {error}") from error
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -97,17 +100,21 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
         """Take none."""
 
 
-def open_fence(text: str, *, tls: ssl.SSLContext | None = None) -> tuple[str, Fence]:
-    """A fence by its setting, and the name by which the ledger knows it.
+def open_fence(name: str, place: str, *, tls: ssl.SSLContext | None = None) -> Fence:
+    """A fence by its setting.
+
+    Args:
+        name: Of the fence; of the sink, too, where `place` does not name one.
+        place: One of the three forms.
+        tls: What an HTTPS service's certificate is checked with; None: what this machine trusts.
 
     Raises:
         ConfigError: Not one of the three forms.
     """
-    parts = urlsplit(text)
+    parts = urlsplit(place)
     if parts.scheme in {"http", "https"} and parts.hostname:
-        return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}", HttpFence(text, tls=tls)
-    path = parts.path
-    if parts.scheme not in {"file", "sqlite"} or parts.netloc or not path.startswith("/") or not parts.fragment:
-        raise ConfigError("fences", f"{text!a} is not file:/path#sink, sqlite:/path#sink or https://host/path")
-    sink = check_name("sink", parts.fragment)
-    return f"{parts.scheme}:{path}#{sink}", SqliteFence(path + (_INDEX_SUFFIX if parts.scheme == "file" else ""), sink)
+        return HttpFence(name, place, tls=tls)
+    if parts.scheme not in {"file", "sqlite"} or parts.netloc or not parts.path.startswith("/"):
+        raise ConfigError(f"fences.{name}", f"{place!a} is not file:/path#sink, sqlite:/path#sink or https://host/path")
+    path = parts.path + (_INDEX_SUFFIX if parts.scheme == "file" else "")
+    return SqliteFence(path, check_name("sink", parts.fragment or name))

@@ -130,6 +130,8 @@ class Intake:
         self._waiting_bytes = 0
         self._held = True
         """Nothing enters: it is not known yet what comes before."""
+        self._entering = False
+        """Between `hold` and the end of what follows it."""
         self._open = asyncio.Event()
         """Records can be written."""
         self._ticket = 0
@@ -143,6 +145,11 @@ class Intake:
         self._counts = dict.fromkeys(("taken", "duplicates", "replayed", "refused"), 0)
 
     # --- life ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything in the log is still to enter."""
+        return not self._closed and (self._entering or (not self._held and bool(self._waiting)))
 
     async def open(self) -> None:
         """Read the log.
@@ -159,6 +166,13 @@ class Intake:
             for number, record in enumerate(decode_records(bytes(batch.body), self._files.where), batch.first):
                 self._index.apply(number, record)
 
+    def pause(self) -> None:
+        """Let nothing enter until `join` or `restore`: the agents halt, what enters now would be of neither incarnation."""
+        self._held = True
+        self._entering = False
+        self._open.clear()
+        self._ticket += 1
+
     def hold(self, *, epoch: int | None, position: int | None = None) -> int:
         """Let nothing enter until `join` or `restore`; from this moment on, a cut has the position that follows from these.
 
@@ -171,8 +185,7 @@ class Intake:
         Returns:
             A ticket for `join` or `restore`; older ones are void.
         """
-        self._held = True
-        self._open.clear()
+        self.pause()
         self._cuts.clear()
         end = self._log.next - 1
         if epoch is None:
@@ -181,7 +194,7 @@ class Intake:
             self.position = self._index.position_at(epoch, end)
         else:
             self.position = position
-        self._ticket += 1
+        self._entering = True
         return self._ticket
 
     async def join(self, life: Life, ticket: int, *, newest_epoch: int) -> None:
@@ -197,6 +210,12 @@ class Intake:
             FencedError: A later life of this participant has the folder.
             StoreError: The disk does not work.
         """
+        try:
+            await self._join(life, ticket, newest_epoch)
+        finally:
+            self._entered(ticket)
+
+    async def _join(self, life: Life, ticket: int, newest_epoch: int) -> None:
         await self._begin(life, ticket)
         record = JoinRecord(newest_epoch, self._log.next - 1)
         number = self._group.append(encode_record(record))
@@ -233,6 +252,16 @@ class Intake:
             FencedError: A later life of this participant has the folder.
             StoreError: The disk does not work.
         """
+        try:
+            return await self._restore(life, ticket)
+        finally:
+            self._entered(ticket)
+
+    def _entered(self, ticket: int) -> None:
+        if ticket == self._ticket:
+            self._entering = False
+
+    async def _restore(self, life: Life, ticket: int) -> int:
         await self._begin(life, ticket)
         position = self.position
         first = await asyncio.to_thread(self._first)

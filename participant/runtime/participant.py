@@ -75,6 +75,7 @@ from participant.machine_events import (
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.control import Control, ControlClient
 from participant.runtime.effect_desk import Question, answer, make_backend, settle
+from participant.runtime.inspection import inspect
 from participant.runtime.intake import OUTSIDE, Intake, Taken, refusal_code
 from participant.runtime.log_files import Life, LocalFolder
 from participant.runtime.outlet import Outlet
@@ -98,7 +99,7 @@ from protocol.failpoints import arm_failpoints, fp
 from protocol.ids import MESSAGE_ID_BYTES, MessageId, ParticipantId, agent_id, check_name
 from protocol.keys import ClusterKeys, read_secret, trust
 from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX
-from protocol.messages import Envelope, EpochFailed, Heartbeat, Ingest, Ingested, LocalReport, Register
+from protocol.messages import Envelope, EpochFailed, Heartbeat, Ingest, Ingested, Inspect, LocalReport, Register
 from protocol.outputs import FencingToken
 from protocol.version import __version__
 from protocol.wire import FrameCodec
@@ -555,7 +556,7 @@ class Participant:
     def busy(self) -> bool:
         """Whether a turn runs or can begin, or something waits to be sent in this turn of the loop."""
         steps = self._steps is not None and self._steps.busy
-        return self._tick_due or self._pump.active or self._outlet.delivering or steps
+        return self._tick_due or self._pump.active or self._outlet.delivering or steps or self._input_comes
 
     @property
     def outgoing_bytes(self) -> int:
@@ -779,7 +780,16 @@ class Participant:
             if message.session == self._machine.session and not self._closed:
                 self._tasks.spawn(self._ingest_for(message), name="input of the coordinators' API")
             return
+        if isinstance(message, Inspect):
+            if message.session == self._machine.session and not self._closed:
+                self._tasks.spawn(self._inspect_for(message), name="inspection")
+            return
         self._step(ControlArrived(message=message))
+
+    async def _inspect_for(self, asked: Inspect) -> None:
+        agents = [*self._agents, *(host.agent for host in self._hosts)]
+        answer = await inspect(asked, agents=agents, factories=self._factories, sinks=self._sinks, steps=self._steps)
+        self._control.send(answer)
 
     async def _ingest_for(self, asked: Ingest) -> None:
         """Take an input that came over the coordinators' API, and answer; no answer where its fate is not known."""
@@ -939,11 +949,18 @@ class Participant:
             if count:
                 log.info("%d inputs came again", count)
 
+    @property
+    def _input_comes(self) -> bool:
+        """Whether input is on its way from the log to the agents."""
+        return self._intake is not None and self._intake.busy and self._member.is_set()
+
     def _input_enters(self, delivery: Delivery) -> None:
         """From the intake: it is durable."""
         self._step(MessageIngested(delivery))
 
     def _halt_agents(self, effect: HaltAgents) -> None:
+        if self._intake is not None:
+            self._intake.pause()
         self._restorer.halt()
 
     def _persist_incarnation(self, effect: PersistIncarnation) -> None:

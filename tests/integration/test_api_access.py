@@ -172,6 +172,8 @@ def test_the_table_of_roles_defaults_to_the_narrowest():
     assert allowed_roles(Request("POST", "/v1/agents/a/b/messages")) == {"operator", "participant"}
     assert allowed_roles(Request("GET", "/v1/agents/a/b/messages")) == {"viewer", "operator"}
     assert allowed_roles(Request("POST", "/v1/agents/a/b/move")) == {"operator"}
+    assert allowed_roles(Request("POST", "/v1/epochs/1/check")) == {"viewer", "operator"}
+    assert allowed_roles(Request("POST", "/v1/epochs/1/restore")) == {"operator"}
     assert allowed_roles(Request("POST", "/v1/verify")) == {"operator"}
     assert allowed_roles(Request("GET", "/v1/participant/")) == {"viewer", "operator"}
 

@@ -174,6 +174,28 @@ async def test_what_comes_while_a_restore_runs_waits_and_enters_behind_what_come
     await closed(desk)
 
 
+async def test_a_cut_in_the_middle_of_what_comes_again_has_exactly_what_has_entered(tmp_path):
+    desk = await joined(tmp_path)
+    await asyncio.gather(*(desk.add(number) for number in range(900)))
+    cuts = []
+
+    def cut() -> None:
+        cuts.append((desk.intake.cut(1), list(desk.entered)))
+
+    desk.entered.clear()
+    restoring = asyncio.ensure_future(desk.restore(Life(2, 1), epoch=0, position=1))
+    while not restoring.done():
+        asyncio.get_running_loop().call_soon(cut)
+        await asyncio.sleep(0)
+    in_the_middle = [(position, seen) for position, seen in cuts if 0 < len(seen) < 900]
+    assert in_the_middle
+    for session, (position, seen) in enumerate(in_the_middle[-2:], 3):
+        desk.entered.clear()
+        await desk.restore(Life(session, 1), epoch=1, position=position)
+        assert [*seen, *desk.entered] == list(range(900))
+    await closed(desk)
+
+
 async def test_an_input_that_waits_for_the_disk_when_a_rollback_begins_enters_once(tmp_path):
     desk = await joined(tmp_path)
     adding = [asyncio.ensure_future(desk.add(number)) for number in range(20)]

@@ -211,3 +211,21 @@ def test_a_lost_folder_is_said_in_the_file_the_environment_or_a_flag_and_needs_o
         load_config(flags={**MINIMAL, "rejoin": True})
     with pytest.raises(ConfigError, match="rejoin: must be a text"):
         load_config(flags={**MINIMAL, "rejoin": 1})
+
+
+def test_fences_come_as_a_table_or_a_text_and_are_checked(tmp_path: Path) -> None:
+    base = {"id": "c1", "cluster": "shop", "data_dir": "/d", "store": "/s", "secret_file": "/k"}
+    file = tmp_path / "c.toml"
+    file.write_text("".join(f'{key} = "{value}"\n' for key, value in base.items()) + '[fences]\nbank = "https://b/f"\n')
+    assert load_config(file).fences == {"bank": "https://b/f"}
+    env = {f"CLEANCUT_{key.upper()}": value for key, value in base.items()}
+    assert load_config(env={**env, "CLEANCUT_FENCES": "a=file:/x#y, b=https://c/d"}).fences == {
+        "a": "file:/x#y",
+        "b": "https://c/d",
+    }
+    for wrong in ("store=file:/x", "A=file:/x", "a=", "a"):
+        with pytest.raises(ConfigError):
+            load_config(env={**env, "CLEANCUT_FENCES": wrong})
+    many = ",".join(f"f{number}=file:/x" for number in range(16))
+    with pytest.raises(ConfigError, match="at most 15"):
+        load_config(env={**env, "CLEANCUT_FENCES": many})
