@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.faults import POINTS
+from simulations.faults import POINTS, RECOVERY_POINTS
 from simulations.options import decode_run, encode_run
 from simulations.run import run
 from simulations.swarm import draw_faults, draw_options, draw_run
@@ -61,13 +61,15 @@ def test_one_seed_in_twenty_has_no_fault_and_three_have_exactly_one_kind():
 
 def test_as_many_seeds_in_a_row_as_there_are_points_force_a_crash_at_nearly_each_of_them():
     """Those that have no fault, or one kind only, force none: the next ones of the same remainder do."""
-    forced = {fault.point for seed in range(4 * len(POINTS)) for fault in forced_of(seed)}
-    assert forced == set(POINTS)
+    every = {*POINTS, *RECOVERY_POINTS}
+    forced = {fault.point for seed in range(6 * len(every)) for fault in forced_of(seed)}
+    assert forced == every
 
 
 def forced_of(seed):
-    without = draw_faults(draw_options(seed), force=False)
-    return [fault for fault in draw_run(seed).faults if fault.kind == "crash-at" and fault not in without]
+    what = draw_run(seed)
+    without = draw_faults(what.options, force=False)
+    return [fault for fault in what.faults if fault.kind == "crash-at" and fault not in without]
 
 
 def test_a_replay_file_is_the_same_run():
