@@ -587,6 +587,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "store-slow": _store_rate("slow"),
     "store-busy": _store_rate("busy"),
     "store-hang": _store_rate("hang"),
+    "store-lose-delete": _store_rate("lose_delete"),
     "store-rot": (_rot, None),
     "store-rot-upload": _store_rate("rot_upload"),
     "store-rot-manifest": _store_rate("rot_manifest"),

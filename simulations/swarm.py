@@ -58,6 +58,7 @@ LIKELIHOODS: Final = (
     "store-busy",
     "store-fail",
     "store-hang",
+    "store-lose-delete",
     "store-unheard",
     "zombies",
 )
