@@ -534,7 +534,21 @@ def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Inject
 
 
 def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.drivers_stuck(fault.who)
+    """Now, or for whoever passes a point: just when it turns to the store."""
+
+    def begin(who: str) -> None:
+        if not cluster.healing and cluster.drivers_stuck(who):
+            injector.count(fault.kind)
+            cluster.world.after(fault.for_ns, injector._random, end, who)  # noqa: SLF001 - one module
+
+    def end(who: str) -> None:
+        if not cluster.healing:
+            cluster.drivers_freed(who)
+
+    if not fault.point:
+        return cluster.drivers_stuck(fault.who)
+    cluster.probes.arm(fault.point, fault.nth, begin)
+    return False  # counted when it begins
 
 
 def _end_stuck(cluster: SimulatedCluster, fault: Fault) -> None:
@@ -604,5 +618,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
 }
 """Kind -> what begins it (whether it did anything), and what ends it after its length."""
 
+STUCK_AT: Final = ("local.frozen", "local.encoded", "reports.applied", "seal.applied")
+"""Points behind which a driver turns to the store."""
 DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck")
 """Kinds that do nothing where the simulator itself is the driver: not drawn there."""

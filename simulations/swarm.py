@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from participant.packing import PIECE_BYTES
 from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
-from simulations.faults import DRIVERS_ONLY, KINDS, POINTS
+from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, STUCK_AT
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
@@ -246,7 +246,12 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     fault = Fault(kind=kind, at_ns=random.between(SECOND // 2, options.faults_ns))
     fault.for_ns = log_uniform(random, 20 * MS, 8 * SECOND)
     fault.rate = log_uniform(random, 5, 500)
-    if kind in {"store-rot-upload", "store-rot-manifest", "store-rot-read"}:
+    if kind == "takeover":
+        # Early, and soon back: what comes of it comes when all are members again.
+        fault.who = who
+        fault.at_ns = random.between(SECOND // 2, max(SECOND, options.faults_ns // 3))
+        fault.for_ns = log_uniform(random, 20 * MS, SECOND)
+    elif kind in {"store-rot-upload", "store-rot-manifest", "store-rot-read"}:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 10, 400)
     elif kind == "store-stale-list":
@@ -260,7 +265,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
-    elif kind in {"crash", "takeover", "pause", "leave", "cut-control"}:
+    elif kind in {"crash", "pause", "leave", "cut-control"}:
         fault.who = who
     elif kind in {"cut", "half-open", "block", "replay", "forge"}:
         fault.who, fault.other = who, other
@@ -287,6 +292,8 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind == "store-stuck":
         fault.who = random.pick(("", *names, *coordinators))
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
+        if random.chance(1, 2):
+            fault.who, fault.point, fault.nth = "", random.pick(STUCK_AT), log_uniform(random, 1, 8)
     elif kind == "disk-died":
         fault.rate = log_uniform(random, 1, 20)
     elif kind == "log-lag":
