@@ -57,7 +57,7 @@ POINTS: Final = (
 """Points at which a process can be made to crash: all of `protocol.failpoints`, in the order of an epoch, then the journal's."""
 
 
-TAKEOVER_NS: Final = 10 * SECOND
+TAKEOVER_NS: Final = 20 * SECOND
 """Until who died is surely a member again: a lease, a registration, two topologies."""
 
 
@@ -341,13 +341,8 @@ def _takeover(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bo
     """A participant dies, and when it is back what its earlier life had sent turns up as well."""
     if not cluster.crash_participant(fault.who, fault.for_ns):
         return False
-    cluster.network.zombies = 1000
+    cluster.network.takeover_until = cluster.world.now + fault.for_ns + TAKEOVER_NS
     return True
-
-
-def _end_takeover(cluster: SimulatedCluster, fault: Fault) -> None:
-    random = stream(fault.at_ns, "takeover")
-    cluster.world.after(TAKEOVER_NS, random, _end_zombies, cluster, fault)
 
 
 def _slow(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -561,7 +556,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "crash-leader": (_crash_leader, None),
     "crash-coordinators": (_crash_all, None),
     "crash-at": (_crash_at, None),
-    "takeover": (_takeover, _end_takeover),
+    "takeover": (_takeover, None),
     "abort": (_abort, None),
     "trigger": (_trigger, None),
     "pause": (_pause, None),

@@ -99,6 +99,8 @@ class Network:
         self.frames = 0
         self.zombies = 0
         """Chances in 1,000 that old frames of a pipe arrive when one of its ends enters a topology."""
+        self.takeover_until = 0
+        """Until then they surely do, also in a healed world: what a broker has kept does not know that all is well."""
 
     def pipe(self, source: str, target: str) -> Pipe:
         """The pipe, made when first asked for."""
@@ -116,7 +118,7 @@ class Network:
 
     def set_peers(self, life: ParticipantLife, peers: Mapping[str, str]) -> None:
         """A life wants to send to these."""
-        if self.zombies:
+        if self.zombies or self._world.now < self.takeover_until:
             self._late_frames(life.name)
         for peer in peers:
             pipe = self.pipe(life.name, peer)
@@ -182,8 +184,9 @@ class Network:
 
     def _late_frames(self, name: str) -> None:
         """Frames of earlier lives turn up just when the new one begins: from a broker's queue, or a slow path."""
+        rate = 1000 if self._world.now < self.takeover_until else self.zombies
         for pipe in self.pipes():
-            if name in (pipe.source, pipe.target) and pipe.random.chance(self.zombies, 1000):
+            if name in (pipe.source, pipe.target) and pipe.random.chance(rate, 1000):
                 self._probes.hit("network.zombie_frames")
                 for frame in pipe.first:
                     self._world.after(pipe.random.below(60 * MS), pipe.random, self._intrude, pipe.target, frame)
