@@ -238,6 +238,9 @@ def _share(points: list[str], seeds: list[int], seed: int) -> list[str]:
     """The points that are this seed's, so that each is one of some seed's."""
     if not points:
         return []
-    each = -(-len(points) // max(1, len(seeds)))
-    place = seeds.index(seed) if seed in seeds else seed
-    return sorted({points[(place * each + number) % len(points)] for number in range(each)})
+    count = max(1, len(seeds))
+    place = seeds.index(seed) if seed in seeds else seed % count
+    if count >= len(points):
+        return [points[place % len(points)]]
+    each = -(-len(points) // count)
+    return points[place * each : (place + 1) * each]
