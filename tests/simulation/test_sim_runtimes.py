@@ -116,6 +116,19 @@ def test_a_connection_that_only_the_participant_knows_to_be_lost_is_replaced():
     assert outcome.probes["control.half_gone"] == 2
 
 
+def test_a_participant_that_takes_no_orders_loses_its_connection_and_comes_back():
+    """It is stopped while an operator starts and aborts epochs; what waits for it is bounded (`WAITING_BYTES_MAX`)."""
+    assert (Knobs(4).waiting_bytes, Knobs(4).window) == (4096, 256), "a seed with little room"
+    begin, step = 3 * SECOND, 45 * MS
+    faults = [Fault(kind="pause", at_ns=begin, for_ns=2800 * MS, who="p1")]
+    faults += [Fault(kind="trigger", at_ns=begin + at * step) for at in range(60)]
+    faults += [Fault(kind="abort", at_ns=begin + at * step + 30 * MS) for at in range(60)]
+    options = Options(seed=4, nodes=2, coordinators=1, runtimes=True, faults_ns=8 * SECOND, deadline_ns=8 * SECOND)
+    outcome = run(Run(options=options, faults=faults))
+    assert outcome.ok, outcome.text
+    assert outcome.probes["hub.too_slow"]
+
+
 class Idle(Agent, kind="idle"):
     pass
 
