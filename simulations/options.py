@@ -32,6 +32,19 @@ member without any channel."""
 WORKLOADS: Final = ("bank", "ring", "pipeline", "conversation", "growth", "hot-spot")
 
 
+KNOBS: Final = (
+    "frame_bytes",
+    "window_bytes",
+    "reorder_bytes",
+    "parked_bytes",
+    "resend_ns",
+    "resend_ns_max",
+    "segment_bytes",
+    "piece_bytes",
+    "pack_bytes",
+    "recording_bytes_max",
+)
+"""Sizes and times of the product that the swarm takes to their edges."""
 LENGTH_MAX_NS: Final = 24 * 3600 * SECOND
 BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "seed": (-(2**63), 2**63 - 1),
