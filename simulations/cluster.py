@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
+HEALED_START_NS: Final = 100 * MS
+"""Until those that are down when all is healed start again."""
 
 
 class _NoTasks:
@@ -312,11 +314,11 @@ class SimulatedCluster:
             if participant is not None and participant.asleep is not None:
                 participant.resume()
             if participant is None or not participant.alive:
-                self.world.after(SECOND, self._random, self.start_participant, name)
+                self.world.after(HEALED_START_NS, self._random, self.start_participant, name)
         for name in self.log.names:
             coordinator = self.log.lives.get(name)
             if coordinator is None or not coordinator.alive:
-                self.world.after(SECOND, self._random, self.start_coordinator, name)
+                self.world.after(HEALED_START_NS, self._random, self.start_coordinator, name)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PER_KIND_MAX: Final = 12
+SHORT_NS: Final = 5 * SECOND
+"""Length of the phase with faults in small worlds, at most."""
 HEAVY: Final = (
     "crash-coordinators",
     "split-leader",
@@ -116,6 +118,7 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
     if random.chance(1, 12):
         options.recording_bytes_max = random.pick((64, 1024))
     _draw_knobs(options, stream(seed, "knobs"))
+    _draw_size(options, stream(seed, "size"))
     options.workload = workload or options.workload
     fit_workload(options)
     return options
@@ -156,9 +159,19 @@ def _draw_knobs(options: Options, random: Prng) -> None:
         options.piece_bytes = random.pick((1, 7, 64))
     if random.chance(often, 6):
         options.pack_bytes = random.pick((1, 200, 2000))
+        # One of many puts is always a straggler: an epoch has to outlast the slowest.
+        options.deadline_ns = max(options.deadline_ns, SECOND + 50 * options.store_ns)
     if random.chance(often, 6) and options.latency_ns + options.jitter_ns < 10 * MS and options.burst <= 3:
         # One frame at a time: only where a round trip is short enough for what agents make.
         options.window_bytes = random.pick((1, 300, 5000))
+
+
+def _draw_size(options: Options, random: Prng) -> None:
+    """Half of the worlds are small, with a short phase of faults: most bugs need no more, and four run in the time of one."""
+    if random.chance(1, 2):
+        options.nodes = min(options.nodes, random.pick((2, 3, 3)))
+        options.coordinators = min(options.coordinators, 3)
+        options.faults_ns = log_uniform(random, 2 * SECOND, SHORT_NS)
 
 
 def for_drivers(options: Options) -> None:
@@ -198,9 +211,13 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         random = stream(options.seed, f"faults:{kind}")
         found += [
             _draw(kind, options, random)
-            for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else PER_KIND_MAX))
+            for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else _per_kind_max(options)))
         ]
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
+
+
+def _per_kind_max(options: Options) -> int:
+    return PER_KIND_MAX if options.faults_ns > SHORT_NS else PER_KIND_MAX // 3
 
 
 def _exists(kind: str, options: Options) -> bool:
