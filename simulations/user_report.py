@@ -124,7 +124,8 @@ class Reported:
             # Only a test can be found again by its name.
             settings: dict[str, dict[str, str]] = {"shrink": {SHRINK: "1"}, "explain": {EXPLAIN: f"{short(file)}.svg"}}
             lines = [
-                f"{verb + ':':8} {again_command('', {**settings.get(verb, {}), REPLAY: short(file)})}" for verb in verbs[1:]
+                f"{verb + ':':8} {again_command('', {**settings.get(verb, {}), REPLAY: short(file)})}"
+                for verb in verbs[1:]
             ]
         if self._smaller is None and not came_from:
             seed = {SEED: str(self._what.options.seed)}
