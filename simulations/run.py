@@ -108,11 +108,11 @@ def run(
         outcome.text = f"{type(error).__name__}: {error} at {where}"
     if cluster is not None and injector is not None:
         _fill(outcome, cluster, injector)
-    if cluster is not None:
-        cluster.workload.close()
     outcome.digest = trace.digest()
     if not outcome.ok:
         outcome.last = list(trace.last())
+    if cluster is not None:
+        cluster.workload.close()  # last: what is unwound now did not happen in the run
     return outcome
 
 

@@ -134,9 +134,10 @@ def fit_workload(options: Options) -> None:
         options.pack_bytes = random.pick((16 * KIB, 16 * KIB, PACK_TARGET_BYTES))
         options.interval_ns = max(options.interval_ns, 400 * MS)
         options.deadline_ns = max(options.deadline_ns, 4 * SECOND)
-        if random.chance(1, 4):
+        if random.chance(1, 3):
             # Little changes between many epochs: overlays come together before the field is written anew.
-            options.burst, options.tick_ns, options.interval_ns = 1, 800 * MS, 400 * MS
+            options.burst, options.tick_ns, options.interval_ns = 1, 700 * MS, 400 * MS
+            options.faults_ns = max(options.faults_ns, 14 * SECOND)
     elif options.workload == "hot-spot":
         options.topology = random.pick(("star", "star", options.topology))
 

@@ -15,7 +15,7 @@ from simulations.mutants import Patcher
 from simulations.options import Options, Run
 from simulations.participant_node import ParticipantLife
 from simulations.run import run
-from simulations.swarm import draw_faults, draw_options
+from simulations.swarm import draw_faults, draw_options, for_drivers
 from simulations.world import MS, SECOND
 
 pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(300)]
@@ -51,6 +51,15 @@ def test_nothing_breaks_under_the_faults_of_some_seeds_and_rare_states_are_reach
         assert outcome.ok, f"{outcome.text}: cleancut simulate run --seed {seed} --workload {workload}"
         reached.update(outcome.probes)
     assert REACHED[workload] <= reached
+
+
+@pytest.mark.parametrize("workload", ["conversation", "growth", "hot-spot"])
+def test_a_workload_lives_in_the_second_mode_too(workload):
+    for seed in (1, 2):
+        options = draw_options(seed, workload)
+        for_drivers(options)
+        outcome = run(Run(options=options, faults=draw_faults(options)))
+        assert outcome.ok, f"{outcome.text}: cleancut simulate run --seed {seed} --workload {workload} --runtimes"
 
 
 @pytest.mark.parametrize("topology", ["isolated", "one-way", "line", "ring", "random"])
@@ -151,8 +160,10 @@ def forget_mailboxes(freeze):
 def test_mailboxes_that_are_not_part_of_a_cut_break_transcripts(patcher):
     """The oracles that compare list by list look away."""
     import simulations.oracles as oracles
+    import simulations.workloads.conversation as conversation
 
     patcher.method(Capturer, "freeze", forget_mailboxes)
+    patcher.method(conversation, "check_effects", lambda _: lambda *_args: None)
     patcher.method(oracles, "check_channel_states", lambda _: lambda *_args: 0)
     patcher.method(oracles, "check_conservation", lambda _: lambda *_args: None)
     patcher.method(oracles, "check_reachable", lambda _: lambda *_args: None)
@@ -166,7 +177,6 @@ def test_an_agent_that_begins_anew_with_the_ids_of_before_does_effects_at_their_
     patcher.method(AgentHost, "start_fresh", lambda start: lambda self, cluster, session=0: start(self, cluster))
     outcome = caught(world("conversation"), kinds=["crash"], seeds=range(40))
     assert outcome.invariant == "I29", outcome.text
-    assert "again at" in outcome.text
 
 
 def test_an_epoch_that_names_nothing_again_writes_more_than_what_changed(patcher):
