@@ -303,7 +303,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)
-    elif kind in {"stop", "half-open-control"}:
+    elif kind in {"stop", "half-open-control", "stranger"}:
         fault.who = who
     elif kind == "stop-coordinator":
         fault.who = random.pick(("", *coordinators))
@@ -313,7 +313,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         if random.chance(1, 2):
             fault.who, fault.point, fault.nth = "", random.pick(STUCK_AT), log_uniform(random, 1, 8)
     elif kind == "disk-died":
-        fault.rate = log_uniform(random, 1, 20)
+        fault.rate = log_uniform(random, 5, 80)
     elif kind == "log-lag":
         fault.rate = log_uniform(random, 10, 3000)
     elif kind == "store-down":
