@@ -123,6 +123,10 @@ class SimulatedCluster:
         """A participant's control connection carries nothing any more, unnoticed; whether there is one that can."""
         return False
 
+    def stranger(self, name: str) -> bool:
+        """Somebody with a participant's token breaks the rules of the control connection; whether there are rules."""
+        return False
+
     def stop_in_order(self, name: str) -> bool:
         """A driver is told to end ("": the leader's); whether there is one."""
         return False

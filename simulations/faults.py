@@ -524,6 +524,10 @@ def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.stop_in_order(fault.who)
 
 
+def _stranger(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stranger(fault.who)
+
+
 def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.half_open_control(fault.who)
 
@@ -610,10 +614,11 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),
     "half-open-control": (_half_open_control, None),
+    "stranger": (_stranger, None),
 }
 """Kind -> what begins it (whether it did anything), and what ends it after its length."""
 
 STUCK_AT: Final = ("local.frozen", "local.encoded", "reports.applied", "seal.applied")
 """Points behind which a driver turns to the store."""
-DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck")
+DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck", "stranger")
 """Kinds that do nothing where the simulator itself is the driver: not drawn there."""

@@ -126,7 +126,7 @@ class SimulatedGroup:
 class RuntimeCoordinatorLife(CoordinatorLife):
     """One process of a coordinator."""
 
-    cluster: RuntimeCluster  # type: ignore[mutable-override]  # of this mode
+    cluster: RuntimeCluster
 
     def __init__(self, cluster: RuntimeCluster, name: str, number: int, dump: tuple[str, int] | None) -> None:
         """Start; as `CoordinatorLife`."""

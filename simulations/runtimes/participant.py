@@ -182,7 +182,7 @@ class WatchedParticipant(Participant):
 class RuntimeParticipantLife(ParticipantLife):
     """One life of a participant's process."""
 
-    cluster: RuntimeCluster  # type: ignore[mutable-override]  # of this mode
+    cluster: RuntimeCluster
     main: asyncio.Task[str] | None = None
     """The program; None: it has not begun."""
 

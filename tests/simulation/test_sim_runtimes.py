@@ -61,7 +61,7 @@ def test_a_replay_file_of_drivers_is_the_same_run():
     ("name", "seeds", "caught_by"),
     [
         ("unheard-report", 20, {"I12"}),
-        ("effects-reversed", 20, {"I1", "I6", "P1", "L1", "L2", "L3"}),
+        ("effects-reversed", 20, {"I1", "I6", "I22", "P1", "L1", "L2", "L3"}),
         ("orders-reversed", 20, {"L1", "L2", "L3"}),
         ("replaced-kept", 20, {"L7"}),
         ("timer-kept", 20, {"L1", "L2", "L3"}),
@@ -114,6 +114,14 @@ def test_a_connection_that_only_the_participant_knows_to_be_lost_is_replaced():
     outcome = run(Run(options=options, faults=lost))
     assert outcome.ok, outcome.text
     assert outcome.probes["control.half_gone"] == 2
+
+
+def test_whoever_breaks_the_rules_of_the_control_connection_loses_it_and_harms_nobody():
+    """Silence, garbage, another one's session or name, two registrations: with a token that is right."""
+    faults = [Fault(kind="stranger", at_ns=2 * SECOND + at * 100 * MS, who=f"p{1 + at % 3}") for at in range(30)]
+    outcome = run(Run(options=Options(seed=5, nodes=3, runtimes=True, faults_ns=8 * SECOND), faults=faults))
+    assert outcome.ok, outcome.text
+    assert {"hub.handshake", "hub.malformed", "hub.foreign_session", "hub.refused"} <= outcome.probes.keys()
 
 
 def test_a_participant_that_takes_no_orders_loses_its_connection_and_comes_back():
