@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from participant.failure import DeadLettered, Stopped
     from participant.machine_events import Effect, EnterTopology, Event, LocalFailed, LocalPersisted
     from participant.runtime.pump import Pump
+    from protocol.errors import WireError
     from protocol.messages import ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
     from simulations.world import Timer
@@ -114,6 +115,10 @@ class WatchedParticipant(Participant):
         self._event = (FrameArrived.__name__, frame[:64], frame[-16:])
         super().frame_received(frame)
         self._event = None
+
+    def _refuse_frame(self, frame: bytes, error: WireError) -> None:
+        self.life.cluster.probes.hit("wire.refused")
+        super()._refuse_frame(frame, error)
 
     def turn_committed(self, sends: Any) -> None:  # noqa: ANN401 - as its base
         """See `Participant`."""
