@@ -187,12 +187,16 @@ class WatchedParticipant(Participant):
 class RuntimeParticipantLife(ParticipantLife):
     """One life of a participant's process."""
 
-    cluster: RuntimeCluster
     main: asyncio.Task[str] | None = None
     """The program; None: it has not begun."""
 
+    @property
+    def drivers(self) -> RuntimeCluster:
+        """The cluster, of this mode."""
+        return cast("RuntimeCluster", self.cluster)
+
     def _build(self) -> None:
-        cluster = self.cluster
+        cluster = self.drivers
         name, number, options = self.name, self.number, cluster.options
         self.loop = DriverLoop(cluster, self, stream(options.seed, f"loop:{name}:{number}"))
         random = stream(options.seed, f"threads:{name}:{number}")
