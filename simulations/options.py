@@ -126,7 +126,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     disk: bool = False
     """The store is the product's filesystem store on a disk that may fail."""
     deep: bool = True
-    """Every manifest is verified down to the chunks; False: only every fourth."""
+    """Every fourth manifest is also judged by the product's own `verify`: down to the chunks; False: without them."""
     runtimes: bool = False
     """The second mode: the asyncio drivers of participants and coordinators run, too."""
     mutant: str = ""
