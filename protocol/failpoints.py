@@ -209,9 +209,10 @@ def arm_failpoints(environment: Mapping[str, str], hosts: Iterable[str]) -> None
 
 def disarm_failpoints() -> None:
     """Back to production, for tests in one process."""
-    global _armed_text  # noqa: PLW0603 - see above
+    global _armed_text, _watcher  # noqa: PLW0603 - see above
     _armed.clear()
     _armed_text = ""
+    _watcher = str
 
 
 def watch_failpoints(watcher: Callable[[str], object]) -> None:

@@ -7,7 +7,7 @@ drops the loop, and with it the turn.
 from __future__ import annotations
 
 import contextvars
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
@@ -197,7 +197,20 @@ def _may_hold(agent: Agent) -> bool:
 def _canonical(value: Any) -> Any:  # noqa: ANN401 - plain Python
     """Plain values without any order that a set, or a mapping, may have lost."""
     if isinstance(value, dict):
-        return sorted(_encode([_canonical(key), _canonical(item)]) for key, item in value.items())
+        return sorted(
+            [
+                _encode(
+                    (
+                        key if type(key) in _LEAVES else _canonical(key),
+                        item if type(item) in _LEAVES else _canonical(item),
+                    )
+                )
+                for key, item in value.items()
+            ]
+        )
     if isinstance(value, list | tuple | set | frozenset):
-        return sorted(_encode(_canonical(item)) for item in value)
+        return sorted([_encode(item if type(item) in _LEAVES else _canonical(item)) for item in value])
     return value
+
+
+_LEAVES: Final = frozenset({int, str, bytes, bool, float, type(None)})

@@ -64,6 +64,7 @@ WANTED_PROBES: Final = (
     "store.read_flip",
     "store.read_old",
     "store.read_page",
+    "store.read_timeout",
     "store.repaired",
     "store.rotten_manifest",
     "store.rotten_pack",

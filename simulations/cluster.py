@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
+HEALED_START_NS: Final = 100 * MS
+"""Until those that are down when all is healed start again."""
 
 
 class _NoTasks:
@@ -121,6 +123,10 @@ class SimulatedCluster:
 
     def half_open_control(self, name: str) -> bool:
         """A participant's control connection carries nothing any more, unnoticed; whether there is one that can."""
+        return False
+
+    def stranger(self, name: str) -> bool:
+        """Somebody with a participant's token breaks the rules of the control connection; whether there are rules."""
         return False
 
     def stop_in_order(self, name: str) -> bool:
@@ -314,11 +320,11 @@ class SimulatedCluster:
             if participant is not None and participant.asleep is not None:
                 participant.resume()
             if participant is None or not participant.alive:
-                self.world.after(SECOND, self._random, self.start_participant, name)
+                self.world.after(HEALED_START_NS, self._random, self.start_participant, name)
         for name in self.log.names:
             coordinator = self.log.lives.get(name)
             if coordinator is None or not coordinator.alive:
-                self.world.after(SECOND, self._random, self.start_coordinator, name)
+                self.world.after(HEALED_START_NS, self._random, self.start_coordinator, name)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ RECOVERY_POINTS: Final = (
 )
 """Of worlds that recover, in the order of a rollback."""
 
-TAKEOVER_NS: Final = 10 * SECOND
+TAKEOVER_NS: Final = 20 * SECOND
 """Until who died is surely a member again: a lease, a registration, two topologies."""
 
 
@@ -356,13 +356,8 @@ def _takeover(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bo
     """A participant dies, and when it is back what its earlier life had sent turns up as well."""
     if not cluster.crash_participant(fault.who, fault.for_ns):
         return False
-    cluster.network.zombies = 1000
+    cluster.network.takeover_until = cluster.world.now + fault.for_ns + TAKEOVER_NS
     return True
-
-
-def _end_takeover(cluster: SimulatedCluster, fault: Fault) -> None:
-    random = stream(fault.at_ns, "takeover")
-    cluster.world.after(TAKEOVER_NS, random, _end_zombies, cluster, fault)
 
 
 def _slow(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -544,12 +539,30 @@ def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.stop_in_order(fault.who)
 
 
+def _stranger(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stranger(fault.who)
+
+
 def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return cluster.half_open_control(fault.who)
 
 
 def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.drivers_stuck(fault.who)
+    """Now, or for whoever passes a point: just when it turns to the store."""
+
+    def begin(who: str) -> None:
+        if not cluster.healing and cluster.drivers_stuck(who):
+            injector.count(fault.kind)
+            cluster.world.after(fault.for_ns, injector._random, end, who)  # noqa: SLF001 - one module
+
+    def end(who: str) -> None:
+        if not cluster.healing:
+            cluster.drivers_freed(who)
+
+    if not fault.point:
+        return cluster.drivers_stuck(fault.who)
+    cluster.probes.arm(fault.point, fault.nth, begin)
+    return False  # counted when it begins
 
 
 def _end_stuck(cluster: SimulatedCluster, fault: Fault) -> None:
@@ -562,7 +575,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "crash-leader": (_crash_leader, None),
     "crash-coordinators": (_crash_all, None),
     "crash-at": (_crash_at, None),
-    "takeover": (_takeover, _end_takeover),
+    "takeover": (_takeover, None),
     "abort": (_abort, None),
     "trigger": (_trigger, None),
     "pause": (_pause, None),
@@ -602,6 +615,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "store-slow": _store_rate("slow"),
     "store-busy": _store_rate("busy"),
     "store-hang": _store_rate("hang"),
+    "store-lose-delete": _store_rate("lose_delete"),
     "store-rot": (_rot, None),
     "store-rot-upload": _store_rate("rot_upload"),
     "store-rot-manifest": _store_rate("rot_manifest"),
@@ -615,8 +629,11 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),
     "half-open-control": (_half_open_control, None),
+    "stranger": (_stranger, None),
 }
 """Kind -> what begins it (whether it did anything), and what ends it after its length."""
 
-DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck")
+STUCK_AT: Final = ("local.frozen", "local.encoded", "reports.applied", "seal.applied")
+"""Points behind which a driver turns to the store."""
+DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck", "stranger")
 """Kinds that do nothing where the simulator itself is the driver: not drawn there."""

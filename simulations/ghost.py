@@ -55,6 +55,8 @@ class Stream:
 
 _NOWHERE = Stream("", 0, "", 0, 0)
 """Of agents that nobody hosts."""
+_NO_WAY = Stream("", 0, "", 0, 0)
+"""Of agents to whose participant there is no channel: what is sent to them is put aside."""
 
 
 class GhostCut:
@@ -137,6 +139,8 @@ class GhostLife:
                 continue
             if stream is _NOWHERE:
                 self.unrouted.append((envelope.target, data))
+                continue
+            if stream is _NO_WAY:
                 continue
             sent = stream.sent
             history.append(("send", session, stream, len(sent), 1))
@@ -222,8 +226,8 @@ class GhostLife:
             host = topology.host_of(agent)
             if host == self.name:
                 self.routes[agent] = None
-            elif host in out:
-                self.routes[agent] = out[host]
+            else:
+                self.routes[agent] = out.get(host, _NO_WAY) if host is not None else _NOWHERE
         unrouted, self.unrouted = self.unrouted, []
         if unrouted:
             clock = self.clock
@@ -231,7 +235,7 @@ class GhostLife:
                 stream = self.routes.get(target, _NOWHERE)
                 if stream is _NOWHERE:
                     self.unrouted.append((target, data))
-                elif stream is not None:
+                elif stream is not None and stream is not _NO_WAY:
                     self._ghost.history.append(("send", self.session, stream, len(stream.sent), 1))
                     stream.sent.append(data)
                     stream.stamps.append(clock)

@@ -21,27 +21,30 @@ TABLE_END: Final = "<!-- mutants: end -->"
 @click.command("mutants", epilog=EPILOG_MUTANTS)
 @click.option("--seeds", type=click.IntRange(1), default=2000, show_default=True, help="Seeds for each, at most.")
 @click.option("--only", multiple=True, help="Only this one; may be repeated.")
+@click.option("--jobs", type=click.IntRange(1, 256), default=1, show_default=True, help="Processes.")
 @click.option(
     "--write", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Put the table into this file."
 )
-def mutants_command(seeds: int, only: tuple[str, ...], write: Path | None) -> None:
+def mutants_command(seeds: int, only: tuple[str, ...], jobs: int, write: Path | None) -> None:
     """Plant bugs, one after the other, and tell after how many seeds each is caught, and by what."""
+    from multiprocessing import get_context
+
     from simulations.mutants import MUTANTS
-    from simulations.sweep import run_seed
 
     rows = ["| planted bug | what | seeds until caught | by |", "| --- | --- | --- | --- |"]
     missed = []
-    for name in only or tuple(MUTANTS):
+    names = only or tuple(MUTANTS)
+    for name in names:
         if name not in MUTANTS:
             raise click.BadParameter(
                 f"there is no mutant {name!r}; there are {', '.join(MUTANTS)}", param_hint="--only"
             )
-        caught = next((outcome for seed in range(seeds) if not (outcome := run_seed(seed, name)).ok), None)
-        if caught is None:
-            missed.append(name)
-        found = "never" if caught is None else str(caught.seed + 1)
-        rows.append(f"| `{name}` | {MUTANTS[name].what} | {found} | {caught.invariant if caught is not None else ''} |")
-        click.echo(rows[-1])
+    with get_context("spawn").Pool(jobs) as pool:
+        for name, number, by in pool.imap(_caught, [(name, seeds) for name in names], chunksize=1):
+            if not number:
+                missed.append(name)
+            rows.append(f"| `{name}` | {MUTANTS[name].what} | {number or 'never'} | {by} |")
+            click.echo(rows[-1])
     if write is not None:
         text = write.read_text(encoding="utf-8")
         before, _, rest = text.partition(TABLE_BEGIN)
@@ -49,6 +52,18 @@ def mutants_command(seeds: int, only: tuple[str, ...], write: Path | None) -> No
         write.write_text(f"{before}{TABLE_BEGIN}\n\n" + "\n".join(rows) + f"\n\n{TABLE_END}{after}", encoding="utf-8")
     if missed:
         raise click.ClickException(f"never caught: {', '.join(missed)}")
+
+
+def _caught(which: tuple[str, int]) -> tuple[str, int, str]:
+    """(mutant, seeds until it is caught, by what); 0 seeds: it is not."""
+    from simulations.sweep import run_seed
+
+    name, seeds = which
+    for seed in range(seeds):
+        outcome = run_seed(seed, name)
+        if not outcome.ok:
+            return name, seed + 1, outcome.invariant
+    return name, 0, ""
 
 
 @click.command("shrink", epilog=EPILOG_WORK)

@@ -37,6 +37,7 @@ class Pipe:
     __slots__ = (
         "blocked",
         "connected",
+        "cut_next",
         "dialing",
         "duplicate",
         "first",
@@ -53,7 +54,6 @@ class Pipe:
         "source",
         "target",
         "threshold",
-        "torn",
     )
 
     def __init__(self, source: str, target: str, random: Prng) -> None:
@@ -82,8 +82,8 @@ class Pipe:
         self.first: deque[bytes] = deque(maxlen=REMEMBERED)
         """The first frames of each connection: after a restart their numbers come up once more."""
         self.first_wanted = 0
-        self.torn = 0
-        """Generation of a connection that was cut in the middle of a frame, whose beginning has still to arrive; 0: none."""
+        self.cut_next = False
+        """The connection is cut in the middle of the next frame; only its beginning arrives."""
 
 
 class Network:
@@ -99,6 +99,8 @@ class Network:
         self.frames = 0
         self.zombies = 0
         """Chances in 1,000 that old frames of a pipe arrive when one of its ends enters a topology."""
+        self.takeover_until = 0
+        """Until then they surely do, also in a healed world: what a broker has kept does not know that all is well."""
 
     def pipe(self, source: str, target: str) -> Pipe:
         """The pipe, made when first asked for."""
@@ -116,7 +118,7 @@ class Network:
 
     def set_peers(self, life: ParticipantLife, peers: Mapping[str, str]) -> None:
         """A life wants to send to these."""
-        if self.zombies:
+        if self.zombies or self._world.now < self.takeover_until:
             self._late_frames(life.name)
         for peer in peers:
             pipe = self.pipe(life.name, peer)
@@ -134,6 +136,13 @@ class Network:
             return
         self.frames += 1
         pipe.old.append(frame)
+        if pipe.cut_next:
+            pipe.cut_next = False
+            self._probes.hit("network.cut_mid_frame")
+            beginning = frame[: pipe.random.below(len(frame))]
+            self._world.after(self._options.latency_ns, pipe.random, self._intrude, target, beginning)
+            self._world.at(life.now, pipe.random, self._break_of, pipe, pipe.generation, "cut in the middle of a frame")
+            return
         if pipe.first_wanted:
             pipe.first_wanted -= 1
             pipe.first.append(frame)
@@ -164,10 +173,6 @@ class Network:
     def _arrive(self, pipe: Pipe, generation: int, frame: bytes) -> None:
         if generation != pipe.generation and self._world.now > pipe.threshold:
             self._probes.hit("network.cut_in_flight")
-            if generation == pipe.torn:
-                pipe.torn = 0
-                self._probes.hit("network.cut_mid_frame")
-                self._intrude(pipe.target, frame[: pipe.random.below(len(frame))])
             return
         if pipe.blocked:
             if self._options.broker:
@@ -182,8 +187,9 @@ class Network:
 
     def _late_frames(self, name: str) -> None:
         """Frames of earlier lives turn up just when the new one begins: from a broker's queue, or a slow path."""
+        rate = 1000 if self._world.now < self.takeover_until else self.zombies
         for pipe in self.pipes():
-            if name in (pipe.source, pipe.target) and pipe.random.chance(self.zombies, 1000):
+            if name in (pipe.source, pipe.target) and pipe.random.chance(rate, 1000):
                 self._probes.hit("network.zombie_frames")
                 for frame in pipe.first:
                     self._world.after(pipe.random.below(60 * MS), pipe.random, self._intrude, pipe.target, frame)
@@ -251,14 +257,15 @@ class Network:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def cut(self, one: str, other: str) -> bool:
-        """Break both directions; a random part of what is on its way still arrives."""
+        """Break both directions, now or in the middle of the next frame; a random part of what is on its way still arrives."""
         found = False
         for pipe in (self.pipe(one, other), self.pipe(other, one)):
             if pipe.connected is not None:
                 found = True
                 survivors = pipe.random.below(2 * (self._options.latency_ns + self._options.jitter_ns + pipe.slow))
                 if not self._options.broker and pipe.random.chance(1, 2):
-                    pipe.torn = pipe.generation
+                    pipe.cut_next = True
+                    continue
                 self._break(pipe, "cut", survivors_ns=survivors)
         return found
 
@@ -330,6 +337,7 @@ class Network:
         """No faults any more."""
         self.zombies = 0
         for pipe in self.pipes():
+            pipe.cut_next = False
             pipe.slow = pipe.duplicate = pipe.reorder = pipe.lose = 0
             if pipe.half_open:
                 self._break(pipe, "no answer")

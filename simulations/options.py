@@ -32,6 +32,19 @@ member without any channel."""
 WORKLOADS: Final = ("bank", "ring", "pipeline", "conversation", "growth", "hot-spot")
 
 
+KNOBS: Final = (
+    "frame_bytes",
+    "window_bytes",
+    "reorder_bytes",
+    "parked_bytes",
+    "resend_ns",
+    "resend_ns_max",
+    "segment_bytes",
+    "piece_bytes",
+    "pack_bytes",
+    "recording_bytes_max",
+)
+"""Sizes and times of the product that the swarm takes to their edges."""
 LENGTH_MAX_NS: Final = 24 * 3600 * SECOND
 BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "seed": (-(2**63), 2**63 - 1),
@@ -113,7 +126,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     disk: bool = False
     """The store is the product's filesystem store on a disk that may fail."""
     deep: bool = True
-    """Every manifest is verified down to the chunks; False: only every fourth."""
+    """Every fourth manifest is also judged by the product's own `verify`: down to the chunks; False: without them."""
     recovery: bool = False
     """A participant that is lost comes back with a rollback; else with fresh agents, and the others go on without it."""
     runtimes: bool = False

@@ -108,11 +108,11 @@ def run(
         outcome.text = f"{type(error).__name__}: {error} at {where}"
     if cluster is not None and injector is not None:
         _fill(outcome, cluster, injector)
-    if cluster is not None:
-        cluster.workload.close()
     outcome.digest = trace.digest()
     if not outcome.ok:
         outcome.last = list(trace.last())
+    if cluster is not None:
+        cluster.workload.close()  # last: what is unwound now did not happen in the run
     return outcome
 
 
@@ -143,7 +143,8 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     demand_all_members(cluster)
     demand_ends(cluster)
     if what.options.recording_bytes_max >= RECORDING_ENOUGH:
-        demand_commits(cluster, 2)
+        # Where agents come to rest, one more is demanded of them then.
+        demand_commits(cluster, 1 if cluster.workload.comes_to_rest else 2)
     cluster.workload.demand(cluster)
     cluster.workload.switch.on = False
     if cluster.workload.comes_to_rest:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from simulations.build import build_digest
-from simulations.options import Fault, Run, check_run
+from simulations.options import KNOBS, Fault, Options, Run, check_run
 from simulations.run import Outcome, run
 from simulations.world import MS, SECOND
 
@@ -149,6 +149,7 @@ class Shrinker:
             "disk": False,
             "pause_ns": 0,
             "slice_steps": 64,
+            **{name: getattr(Options(seed=0), name) for name in KNOBS},
             **more,
         }
         for name, value in plain.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from protocol.errors import ObjectCorrupt, ObjectMissing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from protocol.ports import ObjectStore, PutResult
     from simulations.prng import Prng
@@ -135,6 +135,23 @@ class StaleListing(_View):
     def list(self, prefix: str) -> Iterator[str]:
         """What was there a while ago."""
         return iter([key for key in self._base.list(prefix) if key in self._known])
+
+
+class LostDeletes(_View):
+    """A store as one process uses it, whose deletes are answered and now and then not done."""
+
+    def __init__(self, base: ObjectStore, lost: Callable[[], bool]) -> None:
+        super().__init__(base)
+        self._lost = lost
+
+    def put(self, key: str, data: bytes) -> PutResult:
+        """As the store's own."""
+        return self._base.put(key, data)
+
+    def delete(self, key: str) -> None:
+        """Perhaps."""
+        if not self._lost():
+            self._base.delete(key)
 
 
 class Spoiled:

@@ -23,7 +23,7 @@ from protocol.storage.filesystem import FilesystemStore
 from protocol.storage.repair import put_content, put_manifest
 from simulations.disk import SimulatedDisk
 from simulations.prng import stream
-from simulations.spoil import HOWS, RottenReader, Spoiled, StaleListing, damaged
+from simulations.spoil import HOWS, LostDeletes, RottenReader, Spoiled, StaleListing, damaged
 from simulations.store_view import OpenMemory, StoreView
 from simulations.world import MS, SECOND
 
@@ -78,6 +78,8 @@ class SimulatedStore:
         """Chances in 1,000 that an operation is refused for a while (429, 503, 500)."""
         self.hang = 0
         """Chances in 1,000 that a put gets no answer, and arrives later or never."""
+        self.lose_delete = 0
+        """Chances in 1,000 that a delete is answered and not done."""
         self.rot_upload = self.rot_manifest = self.rot_read = 0
         """Chances in 1,000 that an object, or a manifest only, is spoiled while it is written; or any while it is read."""
         self.fsync_fails = 0
@@ -205,6 +207,9 @@ class SimulatedStore:
             answer = ANSWERS[self._random.below(3)]
             self._probes.hit(f"store.{answer[:3]}")
             return StoreError(operation, key, answer)
+        if self.hang and operation == "get" and self._random.chance(self.hang, 1000):
+            self._probes.hit("store.read_timeout")
+            return StoreError(operation, key, "no answer", errno_name="ETIMEDOUT", definite=False)
         return None
 
     def put(self, who: str, key: str, data: bytes, done: Callable[[StoreError | None], None]) -> None:
@@ -239,7 +244,7 @@ class SimulatedStore:
         spoiled = key in self.spoiled.meant and self.is_spoiled(key)
         try:
             put = put_manifest if key.startswith(EPOCHS_PREFIX) else put_content
-            created = put(self._store_of(who), key, data) is PutResult.CREATED
+            created = put(self._deleting_store_of(who), key, data) is PutResult.CREATED
         except ObjectConflict as conflict:
             done(conflict)
             return
@@ -297,7 +302,17 @@ class SimulatedStore:
 
     def delete_plain(self, who: str, key: str) -> None:
         """As `put_plain`, of a delete."""
-        self._store_of(who).delete(key)
+        self._deleting_store_of(who).delete(key)
+
+    def _deleting_store_of(self, who: str) -> ObjectStore:
+        store = self._store_of(who)
+        return LostDeletes(store, self._delete_lost) if self.lose_delete else store
+
+    def _delete_lost(self) -> bool:
+        lost = bool(self._random.chance(self.lose_delete, 1000))
+        if lost:
+            self._probes.hit("store.delete_lost")
+        return lost
 
     def _look(self, key: str, data: bytes) -> None:
         """Tell of an object that has become visible, whatever became of its put."""
@@ -380,7 +395,7 @@ class SimulatedStore:
     def heal(self) -> None:
         """No faults any more."""
         self.fail = self.unheard = self.slow = self.fsync_fails = self.die_in_put = 0
-        self.busy = self.hang = self.rot_upload = self.rot_manifest = self.rot_read = 0
+        self.busy = self.hang = self.lose_delete = self.rot_upload = self.rot_manifest = self.rot_read = 0
         self.down.clear()
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from participant.packing import PIECE_BYTES
 from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
-from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, RECOVERY_POINTS
+from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, RECOVERY_POINTS, STUCK_AT
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PER_KIND_MAX: Final = 12
+SHORT_NS: Final = 5 * SECOND
+"""Length of the phase with faults in small worlds, at most."""
 HEAVY: Final = (
     "crash-coordinators",
     "split-leader",
@@ -58,6 +60,7 @@ LIKELIHOODS: Final = (
     "store-busy",
     "store-fail",
     "store-hang",
+    "store-lose-delete",
     "store-unheard",
     "zombies",
 )
@@ -124,6 +127,7 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
     if random.chance(1, 12):
         options.recording_bytes_max = random.pick((64, 1024))
     _draw_knobs(options, stream(seed, "knobs"))
+    _draw_size(options, stream(seed, "size"))
     options.workload = workload or options.workload
     fit_workload(options)
     return options
@@ -147,9 +151,10 @@ def fit_workload(options: Options) -> None:
         options.pack_bytes = random.pick((16 * KIB, 16 * KIB, PACK_TARGET_BYTES))
         options.interval_ns = max(options.interval_ns, 400 * MS)
         options.deadline_ns = max(options.deadline_ns, 4 * SECOND)
-        if random.chance(1, 4):
+        if random.chance(1, 3):
             # Little changes between many epochs: overlays come together before the field is written anew.
-            options.burst, options.tick_ns, options.interval_ns = 1, 800 * MS, 400 * MS
+            options.burst, options.tick_ns, options.interval_ns = 1, 700 * MS, 400 * MS
+            options.faults_ns = max(options.faults_ns, 14 * SECOND)
     elif options.workload == "hot-spot":
         options.topology = random.pick(("star", "star", options.topology))
 
@@ -172,9 +177,19 @@ def _draw_knobs(options: Options, random: Prng) -> None:
         options.piece_bytes = random.pick((1, 7, 64))
     if random.chance(often, 6):
         options.pack_bytes = random.pick((1, 200, 2000))
+        # One of many puts is always a straggler: an epoch has to outlast the slowest.
+        options.deadline_ns = max(options.deadline_ns, SECOND + 50 * options.store_ns)
     if random.chance(often, 6) and options.latency_ns + options.jitter_ns < 10 * MS and options.burst <= 3:
         # One frame at a time: only where a round trip is short enough for what agents make.
         options.window_bytes = random.pick((1, 300, 5000))
+
+
+def _draw_size(options: Options, random: Prng) -> None:
+    """Half of the worlds are small, with a short phase of faults: most bugs need no more, and four run in the time of one."""
+    if random.chance(1, 2):
+        options.nodes = min(options.nodes, random.pick((2, 3, 3)))
+        options.coordinators = min(options.coordinators, 3)
+        options.faults_ns = log_uniform(random, 2 * SECOND, SHORT_NS)
 
 
 def for_drivers(options: Options) -> None:
@@ -215,9 +230,13 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         random = stream(options.seed, f"faults:{kind}")
         found += [
             _draw(kind, options, random)
-            for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else PER_KIND_MAX))
+            for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else _per_kind_max(options)))
         ]
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
+
+
+def _per_kind_max(options: Options) -> int:
+    return PER_KIND_MAX if options.faults_ns > SHORT_NS else PER_KIND_MAX // 3
 
 
 def _exists(kind: str, options: Options) -> bool:
@@ -272,7 +291,12 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     fault = Fault(kind=kind, at_ns=random.between(SECOND // 2, options.faults_ns))
     fault.for_ns = log_uniform(random, 20 * MS, 8 * SECOND)
     fault.rate = log_uniform(random, 5, 500)
-    if kind in {"store-rot-upload", "store-rot-manifest", "store-rot-read"}:
+    if kind == "takeover":
+        # Early, and soon back: what comes of it comes when all are members again.
+        fault.who = who
+        fault.at_ns = random.between(SECOND // 2, max(SECOND, options.faults_ns // 3))
+        fault.for_ns = log_uniform(random, 20 * MS, SECOND)
+    elif kind in {"store-rot-upload", "store-rot-manifest", "store-rot-read"}:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 10, 400)
     elif kind == "store-stale-list":
@@ -286,7 +310,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
-    elif kind in {"crash", "takeover", "pause", "leave", "cut-control"}:
+    elif kind in {"crash", "pause", "leave", "cut-control"}:
         fault.who = who
     elif kind in {"cut", "half-open", "block", "replay", "forge"}:
         fault.who, fault.other = who, other
@@ -306,15 +330,17 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)
-    elif kind in {"stop", "half-open-control"}:
+    elif kind in {"stop", "half-open-control", "stranger"}:
         fault.who = who
     elif kind == "stop-coordinator":
         fault.who = random.pick(("", *coordinators))
     elif kind == "store-stuck":
         fault.who = random.pick(("", *names, *coordinators))
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
+        if random.chance(1, 2):
+            fault.who, fault.point, fault.nth = "", random.pick(STUCK_AT), log_uniform(random, 1, 8)
     elif kind == "disk-died":
-        fault.rate = log_uniform(random, 1, 20)
+        fault.rate = log_uniform(random, 5, 80)
     elif kind == "log-lag":
         fault.rate = log_uniform(random, 10, 3000)
     elif kind == "store-down":

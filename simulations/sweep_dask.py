@@ -89,7 +89,10 @@ def _connected(url: str) -> Any:  # noqa: ANN401 - distributed has no types that
         ) from None
     _check_url(url)
     # What is to be said of a lost scheduler is said below, once.
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    # Some of its loggers have a level of their own.
+    for logger in ("distributed", *logging.root.manager.loggerDict):
+        if logger.startswith("distributed"):
+            logging.getLogger(logger).setLevel(logging.CRITICAL)
     try:
         client = distributed.Client(url, timeout=CONNECT_SECONDS, name="cleancut-sweep", set_as_default=False)
     except (OSError, TimeoutError, ValueError, TypeError, ImportError) as error:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+import msgspec
 
-_Note = tuple[int, str, str, Any, bytes]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LAST_EVENTS: Final = 50
 _BLOCK: Final = 512
+_encode: Final = msgspec.msgpack.encode
 
 
 class Trace:
@@ -24,10 +25,12 @@ class Trace:
         self.file = file
         self._digested = 0
         """Notes that the hasher has seen."""
-        self._before: Sequence[_Note] = ()
+        self._before: list[tuple[int, str, str, Any]] = []
         """The last ones of these."""
         self._hasher = blake2b(digest_size=16)
-        self._waiting: list[_Note] = []
+        self._waiting: list[tuple[int, str, str, bytes]] = []
+        self._details: list[Any] = []
+        """Of the notes that wait."""
 
     @property
     def count(self) -> int:
@@ -45,7 +48,8 @@ class Trace:
             mark: Bytes that tell this event from others of its kind; part of the digest, as are the other three.
         """
         waiting = self._waiting
-        waiting.append((now, who, what, detail, mark))
+        waiting.append((now, who, what, mark))
+        self._details.append(detail)
         if len(waiting) >= _BLOCK:
             self._flush()
         if self.file is not None:
@@ -58,16 +62,19 @@ class Trace:
 
     def last(self) -> Iterable[str]:
         """The last events, oldest first."""
-        return [_line(*note[:4]) for note in [*self._before, *self._waiting][-LAST_EVENTS:]]
+        return [_line(*note) for note in [*self._before, *self._newest()][-LAST_EVENTS:]]
+
+    def _newest(self) -> list[tuple[int, str, str, Any]]:
+        notes = zip(self._waiting[-LAST_EVENTS:], self._details[-LAST_EVENTS:], strict=True)
+        return [(now, who, what, detail) for (now, who, what, _), detail in notes]
 
     def _flush(self) -> None:
-        """Digest in blocks: one by one costs as much as all the rest of a note."""
-        waiting = self._waiting
-        words = [f"{now} {who} {what} ".encode() + mark for now, who, what, _, mark in waiting]
-        self._hasher.update(b"\n".join(words))
-        self._digested += len(waiting)
-        self._before = [*self._before, *waiting][-LAST_EVENTS:]
-        waiting.clear()
+        """Digest in blocks, as one msgpack array each: one by one costs as much as all the rest of a note."""
+        self._hasher.update(_encode(self._waiting))
+        self._digested += len(self._waiting)
+        self._before = [*self._before, *self._newest()][-LAST_EVENTS:]
+        self._waiting.clear()
+        self._details.clear()
 
 
 def _line(now: int, who: str, what: str, detail: Any) -> str:  # noqa: ANN401 - anything with a repr

@@ -102,6 +102,7 @@ def simulate(
     crash_points: Iterable[str] | None = None,
     steps: int = STEPS_MAX,
     participants: int | None = None,
+    topology: str = "mesh",
     messages: Iterable[type] = (),
     after_loss: bool = False,
     patience: float = PATIENCE,
@@ -122,6 +123,8 @@ def simulate(
             one point for each seed, in turn, where the swarm draws faults.
         steps: Events of a run after which it counts as stuck.
         participants: Spread the agents over so many participants instead.
+        topology: Who may send to whom, one of `simulations.options.TOPOLOGIES`; ``any``: each seed draws one. By default everybody
+            to everybody, as participants do that are given no ``targets``. A message for which there is no channel is put aside.
         messages: Types that no handler takes, but that agents send.
         after_loss: Also judge cuts in which some agents are in a second life.
         patience: Virtual seconds that a handler may take in the healed world, before it counts as one that waits for ever. One
@@ -140,6 +143,7 @@ def simulate(
         start=tuple(start),
         invariants=tuple(invariant) if isinstance(invariant, list | tuple) else (invariant,),  # type: ignore[arg-type]
         participants=participants,
+        topology=topology,
         messages=tuple(messages),
         after_loss=after_loss,
         patience_ns=_nanoseconds("patience", patience),
@@ -234,6 +238,9 @@ def _share(points: list[str], seeds: list[int], seed: int) -> list[str]:
     """The points that are this seed's, so that each is one of some seed's."""
     if not points:
         return []
-    each = -(-len(points) // max(1, len(seeds)))
-    place = seeds.index(seed) if seed in seeds else seed
-    return sorted({points[(place * each + number) % len(points)] for number in range(each)})
+    count = max(1, len(seeds))
+    place = seeds.index(seed) if seed in seeds else seed % count
+    if count >= len(points):
+        return [points[place % len(points)]]
+    each = -(-len(points) // count)
+    return points[place * each : (place + 1) * each]

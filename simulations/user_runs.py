@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from simulations.faults import POINTS
-from simulations.options import Fault, Run
+from simulations.options import TOPOLOGIES, Fault, Run
 from simulations.prng import log_uniform, stream
 from simulations.run import Outcome, run
 from simulations.shrink import NODES_MIN, Shrinker, with_options
 from simulations.swarm import draw_faults, draw_options
+from simulations.user_workload import ANY
 from simulations.world import MS, SECOND
 
 if TYPE_CHECKING:
@@ -44,7 +45,9 @@ def draw(
     """
     options = draw_options(seed)
     random = stream(seed, "user")
-    options.workload, options.topology = "user", "mesh"
+    options.workload, options.topology = "user", plan.topology
+    if plan.topology == ANY:
+        options.topology = stream(seed, "user topology").pick(TOPOLOGIES)
     options.nodes = len(plan.groups)
     options.steps_max = steps
     options.faults_ns = log_uniform(random, 4 * SECOND, 8 * SECOND)

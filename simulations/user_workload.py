@@ -17,6 +17,7 @@ from protocol.ids import MESSAGE_ID_BYTES, AgentId, MessageId
 from protocol.messages import Envelope
 from simulations.awaiting import AwaitingForms, AwaitingPump
 from simulations.hanging import demand_turns_end
+from simulations.options import TOPOLOGIES
 from simulations.oracles.channel_states import cuts_of
 from simulations.violations import Violation
 from simulations.workloads.base import Workload
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from simulations.participant_node import ParticipantLife
 
 OUTSIDE: Final = AgentId("outside/ingest")
+ANY: Final = "any"
+"""Each seed draws a topology."""
 _SHOWN: Final = 160
 _AGENTS_SHOWN: Final = 12
 
@@ -97,6 +100,7 @@ class UserPlan:
         start: tuple[tuple[str, object], ...],
         invariants: tuple[Callable[[Cut], Any], ...],
         participants: int | None,
+        topology: str = "mesh",
         messages: tuple[type, ...],
         after_loss: bool,
         patience_ns: int,
@@ -112,6 +116,9 @@ class UserPlan:
         self.patience_ns = patience_ns
         """Virtual time within which a turn has to end in a healed world."""
         self._participants = participants
+        if topology not in (ANY, *TOPOLOGIES):
+            raise ConfigError("topology", f"there is no {topology!r}; there are {', '.join((ANY, *TOPOLOGIES))}")
+        self.topology = topology
         self.groups = [[agent.id for agent in group] for group in self._grouped()]
         agents = [agent for group in self._grouped() for agent in group]
         ids = [agent.id for agent in agents]

@@ -343,9 +343,10 @@ class ParticipantHub:
                     _pass_sent(data)
         except (ConnectionError, TimeoutError, RuntimeError):
             # RuntimeError: aiohttp's word for writing to a socket whose close has begun.
-            self.counts["too_slow"] += 1
             connection.close(CLOSE_TOO_SLOW, "orders cannot be delivered")
         code, reason = connection.closing or (1000, "")
+        if code == CLOSE_TOO_SLOW:
+            self.counts["too_slow"] += 1
         await socket.close(code=code, message=reason.encode()[:120])
 
     async def _read(self, socket: Socket, connection: Connection) -> None:

@@ -83,6 +83,7 @@ from participant.runtime.pump import Pump
 from participant.runtime.restorer import Restorer
 from participant.runtime.steps import StepRunner
 from participant.runtime.tasks import TaskSet
+from participant.runtime.threads import in_thread
 from participant.runtime.uploader import Uploader
 from participant.state import CutClock
 from protocol.errors import (
@@ -261,7 +262,7 @@ class Participant:
         secret = config.secret
         if secret is None:
             assert config.secret_file is not None, "the configuration was checked"
-            secret = await asyncio.to_thread(read_secret, config.secret_file)
+            secret = await in_thread(read_secret, config.secret_file)
         keys = ClusterKeys.from_secret(secret)
         self._codec = FrameCodec(config.cluster_name, keys)
         store = await self._open_store()
@@ -1113,10 +1114,10 @@ class Participant:
         try:
             async with asyncio.timeout(STORE_SECONDS_MAX):
                 if isinstance(config.store, str):
-                    store = await asyncio.to_thread(open_store, config.store, config.cluster_name)
+                    store = await in_thread(open_store, config.store, config.cluster_name)
                 else:
                     store = config.store
-                await asyncio.to_thread(ensure_format, store, config.cluster_name)
+                await in_thread(ensure_format, store, config.cluster_name)
         except TimeoutError:
             cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
             raise StoreError("open", url, cause, errno_name="ETIMEDOUT") from None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from participant.capture import Capturer
 from participant.machine_events import LocalFailed, LocalPersisted, LocalProgressed
 from participant.runtime.backoff import Backoff
+from participant.runtime.threads import in_thread
 from protocol.digests import digest, snapshot_key
 from protocol.documents import local_snapshot_steps
 from protocol.errors import ObjectConflict, SnapshotError, StoreError
@@ -266,7 +267,7 @@ class Uploader:
         )
         data = await self._encode_object(local_snapshot_steps(snapshot))
         # A thread where it takes long: hashing holds no GIL.
-        name = digest(data) if len(data) < _HASHED_AT_ONCE_BYTES else await asyncio.to_thread(digest, data)
+        name = digest(data) if len(data) < _HASHED_AT_ONCE_BYTES else await in_thread(digest, data)
         part.uploads.append(self._upload(part, snapshot_key(name), data))
         for upload in part.uploads:
             await upload
@@ -305,7 +306,7 @@ class Uploader:
         give_up = now + min(UPLOAD_RETRY_NS, max(0, part.record.deadline - now) // 2)
         while True:
             try:
-                await asyncio.to_thread(self._put_once, key, data)
+                await in_thread(self._put_once, key, data)
             except ObjectConflict:
                 raise
             except StoreError as error:

@@ -90,7 +90,7 @@ def _simpy(messages: int) -> None:
     boxes = [simpy.Store(environment) for _ in range(PROCESSES)]
     left = messages
 
-    def travel(message: Any, target: int) -> Generator[Any, Any, None]:
+    def travel(message: Any, target: int) -> Generator[Any, Any, None]:  # noqa: ANN401 - a store of simpy gives anything
         yield environment.timeout(1 + message[0] % 7)
         yield boxes[target].put(message)
 

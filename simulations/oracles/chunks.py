@@ -16,7 +16,7 @@ from protocol.pack import PackReader
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from protocol.manifest import AgentSnapshot, ChunkRef
     from protocol.ports import ObjectStore
@@ -41,25 +41,29 @@ class ChunkLedger:
         """
         epoch = int(reader.manifest.epoch)
         probe = cluster.probes.hit
-        packs: dict[str, None] = {}
         for member in reader.manifest.members:
-            new: dict[str, None] = {}
-            for ref in chunk_refs(reader.snapshot(member.participant)):
-                self._chunks.setdefault(ref.pack, {})[ref.digest] = ref.bytes
-                packs[ref.pack] = None
-                if self._epochs.setdefault(ref.pack, epoch) == epoch:
-                    new[ref.pack] = None
+            new, old = self.name(epoch, chunk_refs(reader.snapshot(member.participant)))
+            if old:
+                probe("chunk.of_older_epoch")
             if len(new) > 1:
                 probe("pack.several_of_one_part")
             if any(len(self._chunks[pack]) > 1 for pack in new):
                 probe("pack.several_chunks")
-        for pack in packs:
-            if self._epochs[pack] < epoch:
-                probe("chunk.of_older_epoch")
-            try:
-                cluster.store.meant.size(pack_key(pack))
-            except StoreError as error:
-                raise Violation("I12", f"epoch {epoch} names pack {pack}, which cannot be read: {error}") from error
+            for pack in (*new, *old):
+                try:
+                    cluster.store.meant.size(pack_key(pack))
+                except StoreError as error:
+                    raise Violation("I12", f"epoch {epoch} names pack {pack}, which cannot be read: {error}") from error
+
+    def name(self, epoch: int, refs: Iterable[ChunkRef]) -> tuple[list[str], list[str]]:
+        """An epoch names these; its packs, new ones and those that an older epoch names, too."""
+        packs: dict[str, None] = {}
+        for ref in refs:
+            self._chunks.setdefault(ref.pack, {})[ref.digest] = ref.bytes
+            self._epochs.setdefault(ref.pack, epoch)
+            packs[ref.pack] = None
+        new = [pack for pack in packs if self._epochs[pack] == epoch]
+        return new, [pack for pack in packs if self._epochs[pack] < epoch]
 
     def demand_whole(self, store: ObjectStore) -> None:
         """Read everything.

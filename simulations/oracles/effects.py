@@ -13,9 +13,11 @@ from simulations.oracles.channel_states import cuts_of
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
-    from simulations.effects import Effects
+    from simulations.effects import Effect, Effects
 
 
 def check_effects(
@@ -36,19 +38,30 @@ def check_effects(
     cut = cuts_of(cluster.ghost, reader.manifest)[reader.host_of(agent)]
     life = cluster.ghost.lives[cut.session]
     done = effects.by_agent.get((effects.origin(life.boot_id), agent), [])
-    waiting = {bytes(envelope.id) for envelope in reader.mailbox(agent)[:1]}
-    happened = [effect for effect in done if effect.at <= cut.at and effect.position.message not in waiting]
+    running = [bytes(envelope.id) for envelope in reader.mailbox(agent)[:1]]
+    check_recorded(f"epoch {reader.manifest.epoch}, {agent}", done, fields, at=cut.at, running=running)
+
+
+def check_recorded(
+    where: str, done: Sequence[Effect], fields: dict[str, Any], *, at: int, running: Sequence[bytes]
+) -> None:
+    """Compare a recorded state with what was done in its name.
+
+    Args:
+        where: For the text.
+        done: Outside, so far.
+        fields: With ``calls`` and ``receipts``.
+        at: Instant of the cut.
+        running: The message of the turn that may have been running then.
+
+    Raises:
+        Violation: I29.
+    """
+    happened = [effect for effect in done if effect.at <= at and effect.position.message not in running]
     calls = int(fields.get("calls", 0))
     if calls != len(happened):
-        raise Violation(
-            "I29",
-            f"epoch {reader.manifest.epoch}, {agent}: its state counts {calls} effects, {len(happened)} were done",
-        )
+        raise Violation("I29", f"{where}: its state counts {calls} effects, {len(happened)} were done")
     results = {effect.position.token: effect.result for effect in happened}
     for token, result in fields.get("receipts", {}).items():
         if results.get(token) != result:
-            raise Violation(
-                "I29",
-                f"epoch {reader.manifest.epoch}, {agent}: it remembers {result} for token {token}, "
-                f"which gave {results.get(token)}",
-            )
+            raise Violation("I29", f"{where}: it remembers {result} for token {token}, which gave {results.get(token)}")

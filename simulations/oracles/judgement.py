@@ -40,13 +40,19 @@ class _Pack:
 class SeenObjects(ChunkReader):
     """What one run has read from its store, checked against its digest."""
 
-    __slots__ = ("_packs", "_snapshots", "_view")
+    __slots__ = ("_fresh", "_packs", "_snapshots", "_view")
 
     def __init__(self, view: StoreView) -> None:
         super().__init__(view)
         self._view = view
         self._packs: dict[str, _Pack] = {}
+        self._fresh: dict[str, _Pack] = {}
+        """Of these, what was looked at in the judgement that runs, during which nothing changes."""
         self._snapshots: dict[str, tuple[bytes, LocalSnapshot]] = {}
+
+    def begin(self) -> None:
+        """Another judgement: look at the store again."""
+        self._fresh.clear()
 
     def bytes_of(self, key: str) -> bytes:
         """An object. Raises `ObjectMissing`."""
@@ -79,10 +85,14 @@ class SeenObjects(ChunkReader):
         return chunk
 
     def _pack(self, name: str) -> _Pack:
+        fresh = self._fresh.get(name)
+        if fresh is not None:
+            return fresh
         data = self.bytes_of(pack_key(name))
         known = self._packs.get(name)
         if known is None or known.data is not data:
             known = self._packs[name] = _Pack(name, data)
+        self._fresh[name] = known
         return known
 
 
@@ -92,6 +102,7 @@ class Judgement(EpochReader):
     def __init__(self, view: StoreView, manifest: Manifest, seen: SeenObjects) -> None:
         super().__init__(view, manifest, chunks=seen)
         self.seen = seen
+        seen.begin()
         self._members = {member.participant: member.snapshot for member in manifest.members}
         self._states: dict[str, AgentState] = {}
         self._mailboxes: dict[str, list[Envelope]] = {}

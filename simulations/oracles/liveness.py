@@ -70,7 +70,7 @@ def demand_commits(cluster: SimulatedCluster, count: int) -> None:
             >= count
         )
 
-    if not cluster.world.run(cluster.world.now + count * each, until=committed):
+    if not cluster.world.run(cluster.world.now + (count + 1) * each, until=committed):
         recent = [f"{number} {state}" for number, state in list(history.states.items())[-4:]]
         raise LivenessViolation(
             "L2", f"no new epoch commits in a healed cluster; newest: {recent}; {_describe(cluster)}"

@@ -16,6 +16,7 @@ from simulations.runtimes.knobs import Knobs
 from simulations.runtimes.lines import RuntimeLine
 from simulations.runtimes.loop import Killed
 from simulations.runtimes.participant import RuntimeParticipantLife
+from simulations.runtimes.strangers import Stranger
 from simulations.workloads import workload_of
 from simulations.world import MS, SECOND
 
@@ -50,6 +51,7 @@ class RuntimeCluster(SimulatedCluster):
         self.lost_threads: dict[tuple[str, int], int] = {}
         """(process, life) -> threads that never come back."""
         self._parked: list[tuple[str, Callable[[], None]]] = []
+        self._strangers = 0
         self._park_random = stream(options.seed, "hang")
 
     # --- whose code runs ----------------------------------------------------------------------------------------------
@@ -173,6 +175,11 @@ class RuntimeCluster(SimulatedCluster):
             return False
         line.dead = True
         return True
+
+    def stranger(self, name: str) -> bool:
+        """Somebody with a participant's token breaks the rules."""
+        self._strangers += 1
+        return Stranger(self, name, self._strangers).begin()
 
     def stop_in_order(self, name: str) -> bool:
         """A process is told to end ("": the leader's); a supervisor starts it again."""

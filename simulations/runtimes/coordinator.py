@@ -127,8 +127,6 @@ class SimulatedGroup:
 class RuntimeCoordinatorLife(CoordinatorLife):
     """One process of a coordinator."""
 
-    cluster: RuntimeCluster  # type: ignore[mutable-override]  # of this mode
-
     def __init__(self, cluster: RuntimeCluster, name: str, number: int, dump: tuple[str, int] | None) -> None:
         """Start; as `CoordinatorLife`."""
         super().__init__(cluster, name, number, dump)
@@ -155,6 +153,11 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         self.stopping = False
         self._hub_counts: dict[str, int] = {}
         """Of the hub, as far as they are probes that were hit."""
+
+    @property
+    def drivers(self) -> RuntimeCluster:
+        """The cluster, of this mode."""
+        return cast("RuntimeCluster", self.cluster)
 
     def die(self) -> None:
         """See `Process`."""
@@ -297,4 +300,4 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, Killed):
             self.loop.fail(error)
             return
-        self.cluster.coordinator_stopped(self)
+        self.drivers.coordinator_stopped(self)

@@ -100,13 +100,13 @@ def failure_unheard(patcher: Patcher) -> None:
     from protocol.errors import StoreError
 
     def make(put: Any) -> Any:  # noqa: ANN401 - the patched method
-        async def content(self: Uploader, part: Any, key: str, data: bytes) -> None:  # noqa: ANN401 - as the method
+        def content(self: Uploader, key: str, data: bytes) -> None:
             with suppress(StoreError):
-                await put(self, part, key, data)
+                put(self, key, data)
 
         return content
 
-    patcher.method(Uploader, "_put", make)
+    patcher.method(Uploader, "_put_once", make)
 
 
 def lost_unsaid(patcher: Patcher) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from participant.failure import DeadLettered, Stopped
     from participant.machine_events import Effect, EnterTopology, Event, LocalFailed, LocalPersisted
     from participant.runtime.pump import Pump
+    from protocol.errors import WireError
     from protocol.messages import ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
     from simulations.world import Timer
@@ -115,6 +116,10 @@ class WatchedParticipant(Participant):
         super().frame_received(frame)
         self._event = None
 
+    def _refuse_frame(self, frame: bytes, error: WireError) -> None:
+        self.life.cluster.probes.hit("wire.refused")
+        super()._refuse_frame(frame, error)
+
     def turn_committed(self, sends: Any) -> None:  # noqa: ANN401 - as its base
         """See `Participant`."""
         self._judged(self.life.ghost.sent, sends)
@@ -182,12 +187,16 @@ class WatchedParticipant(Participant):
 class RuntimeParticipantLife(ParticipantLife):
     """One life of a participant's process."""
 
-    cluster: RuntimeCluster  # type: ignore[mutable-override]  # of this mode
     main: asyncio.Task[str] | None = None
     """The program; None: it has not begun."""
 
+    @property
+    def drivers(self) -> RuntimeCluster:
+        """The cluster, of this mode."""
+        return cast("RuntimeCluster", self.cluster)
+
     def _build(self) -> None:
-        cluster = self.cluster
+        cluster = self.drivers
         name, number, options = self.name, self.number, cluster.options
         self.loop = DriverLoop(cluster, self, stream(options.seed, f"loop:{name}:{number}"))
         random = stream(options.seed, f"threads:{name}:{number}")

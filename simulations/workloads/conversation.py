@@ -268,7 +268,7 @@ class Conversation(AwaitedWorkload):
         random = stream(options.seed, "conversation")
         self.effects = Effects()
         self._think_ns = log_uniform(random, 20 * MS, SECOND)
-        self._there_ns = log_uniform(random, MS, 200 * MS)
+        self._there_ns = log_uniform(random, 10 * MS, 800 * MS)
         self._patience_ns = log_uniform(random, SECOND, 8 * SECOND)
         self._human = stream(options.seed, "human")
         self._lives: dict[str, int] = {}

@@ -17,6 +17,7 @@ import msgspec
 
 from participant import Agent, Context, handler, keyed, value
 from protocol.errors import Overloaded
+from simulations.oracles.arrival import arrived, check_arrival
 from simulations.oracles.memory import check_memory
 from simulations.prng import log_uniform, stream
 from simulations.workloads.awaited import AwaitedWorkload
@@ -76,7 +77,8 @@ class Hot(Agent, kind="hot"):
     taken = value(int, default=0)
     direct = value(int, default=0)
     """Jobs that came without a gate."""
-    lost = value(int, default=0)
+    gaps = keyed(str, int)
+    late = value(int, default=0)
     twice = value(int, default=0)
 
     def __init__(self, name: str, *, work_ns: int) -> None:
@@ -87,12 +89,9 @@ class Hot(Agent, kind="hot"):
     async def on_piece(self, ctx: Context, piece: Piece) -> None:
         """Work on it."""
         await asyncio.sleep(self._work)
-        expected = self.next.get(piece.gate, 0)
-        # Of a gate that was at work before this life was: what came before is not to be had.
-        if expected:
-            self.lost += max(0, piece.number - expected)
-            self.twice += piece.number < expected
-        self.next[piece.gate] = piece.number + 1
+        wrong = arrived(self.next, self.gaps, piece.gate, piece.number)
+        self.late += wrong == "late"
+        self.twice += wrong == "twice"
         self.taken += 1
 
     @handler
@@ -162,7 +161,7 @@ class HotSpot(AwaitedWorkload):
         """
         for agent in reader.agents():
             if agent.startswith("hot/"):
-                check_order(f"epoch {reader.manifest.epoch}, {agent}", reader.state(agent).fields)
+                check_arrival(f"epoch {reader.manifest.epoch}, {agent}", reader.state(agent).fields)
 
     def judge_end(self, cluster: SimulatedCluster) -> None:
         """Everything has been worked on, and nothing is kept.
@@ -184,18 +183,3 @@ class HotSpot(AwaitedWorkload):
     def carried(self, envelope: Envelope) -> int:
         """A piece is one."""
         return int(envelope.type == "Piece")
-
-
-def check_order(where: str, fields: dict[str, Any]) -> None:
-    """Judge what an agent that counts has found.
-
-    Raises:
-        Violation: I6.
-    """
-    from simulations.violations import Violation
-
-    for what in ("lost", "twice"):
-        if fields.get(what):
-            raise Violation(
-                "I6", f"{where}: {fields[what]} pieces {'are missing' if what == 'lost' else 'came twice or late'}"
-            )

@@ -16,7 +16,7 @@ from simulations.world import SECOND
 REGRESS = Path(__file__).parent / "regress"
 QUICK = ("--seed", "3", "--nodes", "2", "--faults", "none", "--seconds", "1")
 
-pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -36,6 +36,14 @@ CAUGHT_BY = {
     "not-fenced": {"I23"},
     "old-incarnation": {"I6", "I22"},
     "back-to-the-base": {"I31"},
+    "old-session": {"I6", "I1", "I2", "I4"},
+    "sealed-aborted": {"I11"},
+    "any-report": {"I1", "I26", "I7"},
+    "join-open": {"I1", "I4", "I7", "AssertionError"},
+    "maker-matters": {"L1", "L3"},
+    "digest-unchecked": {"I16"},
+    "listing-believed": {"I14"},
+    "aborted-forgets": {"I26", "I5"},
 }
 SEEDS = 60
 

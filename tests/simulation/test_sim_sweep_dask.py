@@ -5,18 +5,16 @@ Everything runs from a copy of the packages: what somebody changes meanwhile in 
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from simulations.build import PACKAGES
+from tests.simulation.frozen_tree import copy_of_packages
 
-ROOT = Path(__file__).parents[2]
 WAIT_SECONDS = 60
 SEEDS = "0..3"
 
@@ -25,13 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(300)
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    return copy_of(tmp_path_factory.mktemp("tree"))
-
-
-def copy_of(folder):
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    return folder
+    return copy_of_packages(tmp_path_factory.mktemp("tree"))
 
 
 def environment(tree):
@@ -190,7 +182,7 @@ def test_without_a_scheduler_or_workers_it_says_so(tree, tmp_path):
 
 
 def test_a_worker_of_another_build_is_refused_by_name(tree, tmp_path):
-    other = copy_of(tmp_path / "other")
+    other = copy_of_packages(tmp_path / "other")
     with (other / "protocol" / "version.py").open("a", encoding="utf-8") as file:
         file.write("# another commit\n")
     with scheduler(tree, tmp_path) as (_, address), worker(other, address, tmp_path / "one"):
