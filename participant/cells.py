@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import msgspec
 
 from participant.failure import describe
+from participant.forms import container_header
 from participant.history import DELETED, MISSING, RELEASED, Cell
 from participant.schema import ENCODER, INT_MAX, INT_MIN, step_into
+from participant.turnlog.records import NOTHING
 from protocol.errors import Unsavable
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from participant.forms import Form
     from participant.serializers import PickleAllowed
     from participant.state import AgentState, Field, Keyed, Serializer, Value
+    from participant.turnlog.records import Change
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -67,6 +70,17 @@ class PlainCell(Cell):
         if not self.touched:
             self.touched = True
             state.touched.append(self)
+
+    def change(self) -> Change | None:
+        """See `Cell`."""
+        if self.current is self.committed:
+            return None
+        return (self.name, msgspec.Raw(ENCODER.encode(self.current)), NOTHING)
+
+    def replay(self, payload: msgspec.Raw, removed: msgspec.Raw, allowed: PickleAllowed | None) -> None:
+        """See `Cell`."""
+        self.note(None, RELEASED)
+        self.current = self.committed = self.schema.decode(payload)
 
     def apply(self) -> None:
         """See `Cell`."""
@@ -152,6 +166,20 @@ class ObjectCell(Cell):
         """See `Cell`."""
         base = self.stored if self.written is MISSING else self.written
         self.prepared = self.form.again(self.live, base, self.state.agent_id, self.name) if self.mutable else base
+
+    def change(self) -> Change | None:
+        """See `Cell`."""
+        prepared, stored = self.prepared, self.stored
+        if prepared is stored or prepared == stored:
+            return None
+        return (self.name, self.form.logged(prepared, () if stored is MISSING else stored), NOTHING)
+
+    def replay(self, payload: msgspec.Raw, removed: msgspec.Raw, allowed: PickleAllowed | None) -> None:
+        """See `Cell`."""
+        self.note(None, RELEASED)
+        before = () if self.stored is MISSING else self.stored
+        self.live = MISSING
+        self.stored = self.form.replayed(payload, before, allowed, self.state.agent_id, self.name)
 
     def apply(self) -> None:
         """See `Cell`."""
@@ -336,6 +364,52 @@ class KeyedState(Cell, MutableMapping[K, V]):
             prepared[key] = self.form.again(value, base, agent, step_into(self.name, key)) if self.mutable else base
         self.prepared = prepared
 
+    def change(self) -> Change | None:
+        """See `Cell`."""
+        data = self.data
+        source = self.writes if self.form is None else self.prepared
+        pairs: list[bytes] = []
+        gone: list[bytes] = []
+        for key, written in self.writes.items():
+            old = data.get(key, MISSING)
+            if written is DELETED:
+                if old is not MISSING:
+                    gone.append(ENCODER.encode(key))
+                continue
+            new = source[key]
+            if new is old or (new == old and type(new) is type(old)):
+                continue
+            encoded = ENCODER.encode(new) if self.form is None else bytes(self.form.logged(new, ()))
+            pairs += (b"\x92", ENCODER.encode(key), encoded)
+        if not pairs and not gone:
+            return None
+        payload = b"".join((container_header(len(pairs) // 3, is_map=False), *pairs))
+        removed = msgspec.Raw(b"".join((container_header(len(gone), is_map=False), *gone))) if gone else NOTHING
+        return (self.name, msgspec.Raw(payload), removed)
+
+    def replay(self, payload: msgspec.Raw, removed: msgspec.Raw, allowed: PickleAllowed | None) -> None:
+        """See `Cell`."""
+        spec = cast("Keyed[K, V]", self.spec)
+        data = self.data
+        form = self.form
+        if form is None:
+            pairs = spec.decode_plain(payload)
+            data.update(pairs)
+        else:
+            agent = self.state.agent_id
+            pairs = [
+                (key, form.replayed(item, (), allowed, agent, step_into(self.name, key)))
+                for key, item in spec.decode_raw(payload)
+            ]
+            data.update(pairs)
+            self.live.clear()
+        gone = spec.decode_keys(removed) if removed != NOTHING else ()
+        for key in gone:
+            data.pop(key, None)
+        if self.clock.generation:
+            for key in (*(key for key, _ in pairs), *gone):
+                self.note(key, RELEASED)
+
     def apply(self) -> None:
         """See `Cell`."""
         data, live = self.data, self.live
@@ -449,7 +523,7 @@ class WholeCell(Cell):
     turns it is captured only when a cut is being encoded, since nothing but turns changes an agent.
     """
 
-    __slots__ = ("agent", "form", "stored")
+    __slots__ = ("agent", "form", "fresh", "stored")
 
     shape = "whole"
 
@@ -459,6 +533,8 @@ class WholeCell(Cell):
         self.form = form
         self.stored: Any = MISSING
         """MISSING: a turn has committed since the last capture."""
+        self.fresh: Any = MISSING
+        """Captured for the log, at the end of the turn that commits now."""
 
     @property
     def serializer(self) -> Serializer:
@@ -487,10 +563,31 @@ class WholeCell(Cell):
             self.stored = error
         self.touch()
 
+    def change(self) -> Change | None:
+        """See `Cell`: turn commit has it captured. Raises `Unsavable`: such a turn cannot be logged, so it fails."""
+        before, self.stored = self.stored, MISSING
+        try:
+            self.fresh = self.capture_now()
+        finally:
+            self.stored = before
+        if self.fresh == before:
+            return None
+        return (self.name, self.form.logged(self.fresh, ()), NOTHING)
+
+    def replay(self, payload: msgspec.Raw, removed: msgspec.Raw, allowed: PickleAllowed | None) -> None:
+        """See `Cell`. The agent gets it when the replay is through: `restored`."""
+        self.note(None, RELEASED)
+        self.stored = self.form.replayed(payload, (), allowed, self.state.agent_id, self.name)
+
+    def give_to_agent(self) -> None:
+        """After a replay: let the agent have what it came to."""
+        if self.stored is not MISSING and not isinstance(self.stored, Unsavable):
+            self.agent.restore(self.form.load(self.stored))
+
     def apply(self) -> None:
         """See `Cell`."""
         self.note(None, self.stored)
-        self.stored = MISSING
+        self.stored, self.fresh = self.fresh, MISSING
         self.touched = False
 
     def drop(self) -> None:

@@ -11,7 +11,9 @@ Three forms, chosen per field:
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+
+import msgspec
 
 from participant.schema import ENCODER, Kind, Schema, type_name
 from participant.serializers import PickleAllowed, pickle_bytes, unpickle, unpickle_own
@@ -19,6 +21,8 @@ from protocol.errors import Unsavable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_decode_blocks: Final = msgspec.msgpack.Decoder(tuple[int, list[tuple[int, bytes]]]).decode
 
 BLOCK_ITEMS: Final = 32
 """Items in one block of a list or dict: an append rewrites at most this many."""
@@ -64,6 +68,21 @@ class Form(Protocol):
         """The committed form out of stored bytes; raises what decoding raises, or `Unsavable`."""
         ...
 
+    def logged(self, stored: Any, before: Any) -> msgspec.Raw:  # noqa: ANN401 - any form
+        """A committed form for the write-ahead log, given the one before; ``()``: there was none."""
+        ...
+
+    def replayed(
+        self,
+        payload: msgspec.Raw,
+        before: Any,  # noqa: ANN401 - any form
+        allowed: PickleAllowed | None,
+        agent: str,
+        path: str,
+    ) -> Any:  # noqa: ANN401 - any form
+        """The committed form out of what `logged` gave; raises as `restore` does."""
+        ...
+
 
 class WholeForm:
     """msgpack bytes of the value."""
@@ -98,6 +117,21 @@ class WholeForm:
         """See `Form`. The bytes are kept as they are: an older schema's encoding stays until its value changes."""
         self.load(data)
         return data
+
+    def logged(self, stored: bytes, before: Any) -> msgspec.Raw:  # noqa: ANN401 - bytes or ()
+        """See `Form`."""
+        return msgspec.Raw(stored)
+
+    def replayed(
+        self,
+        payload: msgspec.Raw,
+        before: Any,  # noqa: ANN401 - bytes or ()
+        allowed: PickleAllowed | None,
+        agent: str,
+        path: str,
+    ) -> bytes:
+        """See `Form`. What was logged was checked when it was set, and is checked again when it is read."""
+        return bytes(payload)
 
 
 class BlocksForm:
@@ -180,6 +214,29 @@ class BlocksForm:
         """See `Form`."""
         return self.again(self._schema.decode(data), (), agent, path)
 
+    def logged(self, stored: tuple[bytes, ...], before: tuple[bytes, ...]) -> msgspec.Raw:
+        """See `Form`: blocks that are others now, and how many there are."""
+        known = len(before)
+        changed = [(index, block) for index, block in enumerate(stored) if index >= known or block is not before[index]]
+        return msgspec.Raw(ENCODER.encode((len(stored), changed)))
+
+    def replayed(
+        self,
+        payload: msgspec.Raw,
+        before: tuple[bytes, ...],
+        allowed: PickleAllowed | None,
+        agent: str,
+        path: str,
+    ) -> tuple[bytes, ...]:
+        """See `Form`."""
+        count, changed = _decode_blocks(payload)
+        blocks: list[bytes | None] = [*before[:count], *([None] * (count - len(before)))]
+        for index, block in changed:
+            blocks[index] = block
+        if None in blocks:
+            raise msgspec.DecodeError(f"block {blocks.index(None)} of {path} is in no record")
+        return cast("tuple[bytes, ...]", tuple(blocks))
+
 
 class PickleForm:
     """cloudpickle bytes. Each turn pickles what it touched: slow, and not the same bytes in two processes."""
@@ -222,6 +279,23 @@ class PickleForm:
         if allowed is None:
             raise Unsavable(agent, path, "cloudpickle", "loading it runs code, and no PickleAllowed was given")
         return self.save(unpickle(data, allowed), agent, path)
+
+    def logged(self, stored: bytes, before: Any) -> msgspec.Raw:  # noqa: ANN401 - bytes or ()
+        """See `Form`."""
+        return msgspec.Raw(ENCODER.encode(stored))
+
+    def replayed(
+        self,
+        payload: msgspec.Raw,
+        before: Any,  # noqa: ANN401 - bytes or ()
+        allowed: PickleAllowed | None,
+        agent: str,
+        path: str,
+    ) -> bytes:
+        """See `Form`. Not unpickled here: that happens when it is read, in a process that was allowed to."""
+        if allowed is None:
+            raise Unsavable(agent, path, "cloudpickle", "loading it runs code, and no PickleAllowed was given")
+        return msgspec.msgpack.decode(payload, type=bytes)
 
 
 def encoding_of(value: Any) -> bytes | None:  # noqa: ANN401 - anything

@@ -15,7 +15,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    import msgspec
+
+    from participant.serializers import PickleAllowed
     from participant.state import AgentState, Field
+    from participant.turnlog.records import Change
 
 
 class _Mark:
@@ -106,6 +110,14 @@ class Cell:
 
     def prepare(self) -> None:
         """Encode what the turn touched; raise `Unsavable` before anything has changed."""
+
+    def change(self) -> Change | None:
+        """What the turn made of this field, for a log; between `prepare` and `apply`. None: it is what it was."""
+        raise NotImplementedError
+
+    def replay(self, payload: msgspec.Raw, removed: msgspec.Raw, allowed: PickleAllowed | None) -> None:
+        """Take a logged change over; between turns. Raises what decoding raises."""
+        raise NotImplementedError
 
     def apply(self) -> None:
         """Make the turn's values the committed ones; cannot fail."""

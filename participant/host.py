@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from participant.serializers import PickleAllowed
     from participant.state import CutClock
     from participant.steps import Position, Steps
+    from participant.turnlog.records import Change
     from protocol.journal import FinishedStep
     from protocol.outputs import Output
 
@@ -78,6 +79,12 @@ class TurnResult(NamedTuple):
     """Reasons why the agent wants an epoch."""
     outputs: Sequence[tuple[bytes, str, bytes]] = ()
     """Id, sink and encoded payload of each, in order."""
+    timers: Sequence[tuple[int, Envelope, bytes]] = ()
+    """Delay in nanoseconds, and what then comes, of each timer that the turn set."""
+    changes: Sequence[Change] = ()
+    """What it made of the agent's state, if turn commits are logged."""
+    steps: Sequence[FinishedStep] = ()
+    """Its finished steps, in order of their ends, if turn commits are logged."""
 
 
 @dataclass(slots=True)
@@ -178,9 +185,13 @@ class Turn:
         calls = context.calls
         if calls is not None:
             calls.check_over(host.id)
-        host.state.commit()
+        state = host.state
+        state.commit()
         context.closed = True
+        steps: Sequence[FinishedStep] = ()
         if calls is not None:
+            if state.logged:
+                steps = tuple(host.journals.get(context.message_id, {}).values())
             host.end_calls(context, done=True)
         host.turn = None
         host.mailbox.popleft()
@@ -191,7 +202,9 @@ class Turn:
             for delay, envelope, data in context.timers:
                 host.set_timer(now + delay, envelope, data)
             due = host.timers[0][0]
-        return TurnResult(context.sends, due, context.epoch_requests, context.outputs)
+        return TurnResult(
+            context.sends, due, context.epoch_requests, context.outputs, context.timers, state.changes, steps
+        )
 
     def rollback(self, error: BaseException, now: int) -> FailureOutcome | Parked:
         """Undo the turn; the failure policy says what becomes of its message.
@@ -408,6 +421,10 @@ class AgentHost:
         self._timer_ordinal += 1
         heappush(self.timers, (due, self._timer_ordinal, envelope, data))
 
+    def restore_timers(self) -> None:
+        """Make the timers a heap again, after one was taken out."""
+        heapify(self.timers)
+
     def fire_timers(self, now: int) -> int:
         """Move the messages of timers that are due into the mailbox; returns how many."""
         fired = 0
@@ -554,9 +571,10 @@ class AgentHost:
         if calls is not None and self.steps is not None:
             self.steps.turn_over(context, calls, done=done)
         if done and (self.journals or self.questions):
-            self._forget_journal(context.message_id)
+            self.forget_journal(context.message_id)
 
-    def _forget_journal(self, message_id: bytes) -> None:
+    def forget_journal(self, message_id: bytes) -> None:
+        """This message is done with."""
         self.journals.pop(message_id, None)
         for token in [token for token, question in self.questions.items() if question.message_id == message_id]:
             del self.questions[token]
@@ -565,7 +583,7 @@ class AgentHost:
         self.mailbox.popleft()
         self.attempts = 0
         if self.journals or self.questions:
-            self._forget_journal(envelope.id)
+            self.forget_journal(envelope.id)
         return DeadLettered(agent=self.id, message=envelope, data=data, reason=reason, attempts=0, at=now)
 
 

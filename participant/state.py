@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from participant.agent import Agent
+    from participant.turnlog.records import Change
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -56,7 +57,7 @@ is told from the next turn, which may be open by then."""
 class AgentState:
     """The fields of one agent and whether a turn is open."""
 
-    __slots__ = ("adopted", "agent_id", "cells", "clock", "open", "touched")
+    __slots__ = ("adopted", "agent_id", "cells", "changes", "clock", "logged", "open", "touched")
 
     def __init__(self, agent_id: str, specs: Iterable[tuple[Field[Any], Serializer]]) -> None:
         self.agent_id = agent_id
@@ -65,6 +66,10 @@ class AgentState:
         """A turn runs. Also True until a participant adopts the agent: ``__init__`` may set first values."""
         self.adopted = False
         self.touched: list[Cell] = []
+        self.logged = False
+        """Turn commits go into a write-ahead log."""
+        self.changes: list[Change] = []
+        """What the last turn commit changed, if turn commits are logged."""
         self.cells: dict[str, Any] = {spec.name: spec.make_cell(self, serializer) for spec, serializer in specs}
 
     def adopt(self, clock: CutClock) -> None:
@@ -104,9 +109,13 @@ class AgentState:
         if touched:
             for cell in touched:
                 cell.prepare()
+            if self.logged:
+                self.changes = [change for cell in touched if (change := cell.change()) is not None]
             for cell in touched:
                 cell.apply()
             touched.clear()
+        elif self.logged:
+            self.changes = []
         self.open = False
 
     def rollback(self) -> None:

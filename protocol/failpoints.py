@@ -66,6 +66,8 @@ POINTS: Final[Mapping[str, str]] = {
     "output.after_deliver": "A sink has taken outputs for good; the outbox does not know.",
     "sink.file_written": "Lines are in a sink's file, not synced, and its index does not know. In a thread.",
     "sink.file_synced": "Lines are durable in a sink's file, and its index does not know. In a thread.",
+    "sink.file_indexed": "The index of a sink's file knows of the new lines in a transaction that is not committed. In a thread.",
+    "sink.file_committed": "Lines and tokens of a batch are durable in a sink's file and index, and nobody knows. In a thread.",
     "sink.before_commit": "Rows and tokens of a batch are in a transaction that is not committed. In a thread.",
     "sink.after_commit": "Rows and tokens of a batch are committed, and nobody knows. In a thread.",
     "input.durable": "Inputs are durable in the log; no client has been told, no agent has them.",

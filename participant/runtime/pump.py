@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from participant.runtime.clock import Cancellable, Clock
     from participant.runtime.steps import StepRunner
     from participant.runtime.tasks import TaskSet
+    from protocol.ids import AgentId
 
 log = logging.getLogger("cleancut.participant.turns")
 
@@ -244,7 +245,7 @@ class Pump:
         for runner in self._runners.values():
             runner.host.steps = self._steps
 
-    def resume(self, agent: str) -> None:
+    def resume(self, agent: AgentId) -> None:
         """The turn that was parked can go on: it runs again from its start."""
         runner = self._runners.get(agent)
         if runner is not None and runner.host.parked is not None:
@@ -305,7 +306,7 @@ class Pump:
         return True
 
     def _committed(self, runner: _Runner, result: TurnResult) -> None:
-        sends, due, requests, outputs = result
+        sends, due, requests, outputs = result[:4]
         if sends:
             self._sends += sends
         if outputs:

@@ -153,9 +153,9 @@ class FileSink:
         try:
             index = self._opened()
             result = work(index.cursor())
-            fp("sink.before_commit")
+            fp("sink.file_indexed")
             index.commit()
-            fp("sink.after_commit")
+            fp("sink.file_committed")
         except FencedError:
             self._drop()
             raise

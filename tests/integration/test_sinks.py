@@ -262,15 +262,15 @@ async def test_a_crash_at_every_byte_of_a_batch_leaves_each_output_once(tmp_path
     assert [name for name, _ in images] == [
         "sink.file_written",
         "sink.file_synced",
-        "sink.before_commit",
-        "sink.after_commit",
+        "sink.file_indexed",
+        "sink.file_committed",
     ]
     monkeypatch.undo()
     before = len(b'{"n":1}\n{"n":2}\n')
     tried = 0
     for name, at in images:
         full = (at / "out.jsonl").stat().st_size
-        lengths = [full] if name == "sink.after_commit" else range(before, full + 1)
+        lengths = [full] if name == "sink.file_committed" else range(before, full + 1)
         for length in lengths:
             there = tmp_path / "there"
             shutil.rmtree(there, ignore_errors=True)
@@ -278,9 +278,9 @@ async def test_a_crash_at_every_byte_of_a_batch_leaves_each_output_once(tmp_path
             os.truncate(there / "out.jsonl", length)
             again = FileSink("receipts", there / "out.jsonl")
             await again.open(WRITER)
-            assert lines(there / "out.jsonl") == ([1, 2, 3, 4] if name == "sink.after_commit" else [1, 2])
+            assert lines(there / "out.jsonl") == ([1, 2, 3, 4] if name == "sink.file_committed" else [1, 2])
             receipts = await again.deliver(WRITER, [output(3), output(4)])
-            assert receipts == ([DUPLICATE] * 2 if name == "sink.after_commit" else [DELIVERED] * 2)
+            assert receipts == ([DUPLICATE] * 2 if name == "sink.file_committed" else [DELIVERED] * 2)
             assert lines(there / "out.jsonl") == [1, 2, 3, 4]
             await again.close()
             tried += 1
