@@ -95,7 +95,7 @@ class Intake:
         folder: The participant's own; taken over by `join` and `restore`.
         cluster: Its name.
         participant: Its id.
-        enters: Takes a message into the machine; called on the loop.
+        enters: Takes a message into the machine; called on the loop, while `position` is the message's own.
         failed: Called once when nothing can be written any more.
         bytes_max: Bound of the log.
     """
@@ -320,8 +320,8 @@ class Intake:
             records = decode_records(bytes(batch.body), self._files.where)
             for number, record in inputs_of(batch.first, records):
                 if position < number <= end:
-                    self._enters((decode_envelope(record.envelope), record.envelope))
                     self.position = number
+                    self._enters((decode_envelope(record.envelope), record.envelope))
                     count += 1
                     if count % REPLAYED_AT_ONCE == 0:
                         await asyncio.sleep(0)
