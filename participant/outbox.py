@@ -12,7 +12,9 @@ Theory of operation:
       afterwards has the turn that emitted it in its past, and a restore from it emits nothing again.
     * Each sink has its own queue, in order, with one batch on its way at a time. A sink that fails holds up nobody else; it is
       tried again with doubling pauses, for ever. An output that its sink refuses for good is put aside and said so.
-    * A sink that answers that we are fenced ends it all: this process is a zombie, and nothing more leaves.
+    * A sink that answers that we are fenced stops everything. Where a newer session of this participant has begun, this process
+      is a zombie, and ends. Where a newer incarnation has, it may as well be about to enter that: fences are raised before
+      restore orders leave. So it waits for its order, with nothing leaving meanwhile, and ends if none comes.
 
 What it does not know: sinks, agents' state, logs, clocks.
 
@@ -42,6 +44,8 @@ BATCH_OUTPUTS_MAX: Final = 256
 BATCH_BYTES_MAX: Final = 1 * MIB
 RETRY_NS: Final = 100_000_000
 RETRY_NS_MAX: Final = 30_000_000_000
+FENCED_NS: Final = 60_000_000_000
+"""A process that an incarnation has overtaken waits this long for its restore order: two of them may be lost meanwhile."""
 OUTBOX_BYTES_MAX: Final = 64 * MIB
 """Payloads that wait here past which agents cannot emit."""
 OUTBOX_WANTS_EPOCH_BYTES: Final = 16 * MIB
@@ -148,11 +152,14 @@ class BatchFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkFenced:
-    """The sink refuses us as a zombie."""
+    """The sink refuses us."""
 
     sink: str
     batch: int
+    """On its way; 0: it refused to be opened for the writer of the moment."""
     reason: str
+    final: bool = True
+    """No restore order can make this process its writer again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +331,10 @@ class Outbox:
         self.waiting_bytes = 0
         """Payloads and what goes with them, not acknowledged."""
         self.fenced = False
+        """For good."""
+        self._refused = ""
+        """Why nothing leaves until the next restore."""
+        self._refused_until = 0
         self._cuts: dict[Epoch, int] = {}
         self._newest_cut = 0
         self._batches = 0
@@ -336,13 +347,6 @@ class Outbox:
     def waiting(self) -> int:
         """Outputs that are not acknowledged."""
         return sum(len(queue.entries) for queue in self._queues.values())
-
-    @property
-    def undelivered(self) -> int:
-        """Released outputs that are not acknowledged."""
-        return sum(
-            sum(1 for entry in queue.entries if entry.number <= self.released) for queue in self._queues.values()
-        )
 
     @property
     def on_the_way(self) -> int:
@@ -394,16 +398,33 @@ class Outbox:
             case BatchFailed():
                 self._failed(event, now, out)
             case SinkFenced():
-                queue = self._queues[event.sink]
-                if event.batch == queue.batch:
-                    self.fenced = True
-                    out.append(EndFenced(reason=event.reason))
+                self._sink_fenced(event, now, out)
             case OutboxTimerFired():
                 self._timer_at = 0
-                self._deliver(now, out)
+                if self._refused and now >= self._refused_until:
+                    self._end(self._refused, out)
+                else:
+                    self._deliver(now, out)
             case _:
                 assert_never(event)
         return out
+
+    def _sink_fenced(self, event: SinkFenced, now: Instant, out: list[OutboxEffect]) -> None:
+        queue = self._queues[event.sink]
+        if event.batch not in {0, queue.batch}:
+            return
+        if event.final:
+            self._end(event.reason, out)
+            return
+        queue.on_the_way = 0
+        if not self._refused:
+            self._refused = event.reason
+            self._refused_until = now + FENCED_NS
+            self._wake_at(self._refused_until, out)
+
+    def _end(self, reason: str, out: list[OutboxEffect]) -> None:
+        self.fenced = True
+        out.append(EndFenced(reason=reason))
 
     def _emitted(self, event: OutputsEmitted, out: list[OutboxEffect]) -> None:
         self._counts["emitted"] += len(event.outputs)
@@ -438,6 +459,7 @@ class Outbox:
             queue.batch = 0
             queue.retry_at = 0
         self._cuts.clear()
+        self._refused = ""
         self.released = self.newest
         self.waiting_bytes = 0
         self._epoch_wanted = False
@@ -450,6 +472,9 @@ class Outbox:
 
     def _deliver(self, now: Instant, out: list[OutboxEffect]) -> None:
         """Send on what is released to each sink that is free; see when to try the others again."""
+        if self._refused:
+            self._wake_at(self._refused_until, out)
+            return
         wake = 0
         for name, queue in self._queues.items():
             if queue.on_the_way or not queue.entries or queue.entries[0].number > self.released:
@@ -469,9 +494,13 @@ class Outbox:
             queue.batch = self._batches
             queue.on_the_way = len(batch)
             out.append(DeliverBatch(sink=name, batch=queue.batch, outputs=tuple(batch)))
-        if wake and (not self._timer_at or wake < self._timer_at):
-            self._timer_at = wake
-            out.append(SetOutboxTimer(at=wake))
+        if wake:
+            self._wake_at(wake, out)
+
+    def _wake_at(self, at: Instant | int, out: list[OutboxEffect]) -> None:
+        if not self._timer_at or at < self._timer_at:
+            self._timer_at = at
+            out.append(SetOutboxTimer(at=at))
 
     def _delivered(self, event: BatchDelivered, now: Instant, out: list[OutboxEffect]) -> None:
         queue = self._queues[event.sink]

@@ -66,6 +66,10 @@ def output_token(cluster: str, sink: str, identity: bytes) -> str:
     return blake3(f"cleancut output\0{cluster}\0{sink}\0".encode() + identity).hexdigest(length=TOKEN_BYTES)
 
 
+class OlderIncarnation(FencedError):
+    """A newer incarnation has begun. Whoever is told so may be a zombie, or about to be brought into it by a restore order."""
+
+
 class FencingToken(NamedTuple):
     """Who writes: sent along with every write to the outside."""
 
@@ -98,10 +102,11 @@ def check_fence(writer: FencingToken, *, incarnation: int, session: int, where: 
         where: Name of the resource, for the error.
 
     Raises:
-        FencedError: The writer is older.
+        OlderIncarnation: A newer incarnation has begun.
+        FencedError: A newer session of the same participant has.
     """
     if writer.incarnation < incarnation:
-        raise FencedError(
+        raise OlderIncarnation(
             f"{where} refuses {writer.participant}: it writes for incarnation {writer.incarnation}, and {incarnation} has begun"
         )
     if writer.session < session:

@@ -33,7 +33,7 @@ from participant.sinks.base import SinkError, SinkOutput
 from protocol.errors import ConfigError, FencedError, RecoveryError
 from protocol.failpoints import fp
 from protocol.ids import Epoch
-from protocol.outputs import FencingToken, output_token
+from protocol.outputs import FencingToken, OlderIncarnation, output_token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -282,14 +282,17 @@ class Outlet:
         try:
             await self._sinks[name].open(writer)
         except FencedError as error:
-            # A sink that refuses the writer of the moment; a later one may be on its way.
             if writer == self._writer:
-                self._sink.sink_fenced(str(error))
+                self._fenced(name, 0, error)
         except Exception as error:  # noqa: BLE001 - a user's sink: each delivery tries again
             log.warning("sink %s does not open yet: %s", name, error)
         else:
             if writer == self._writer:
                 self._opened.add(name)
+
+    def _fenced(self, sink: str, batch: int, error: FencedError) -> None:
+        final = not isinstance(error, OlderIncarnation)
+        self._step(SinkFenced(sink=sink, batch=batch, reason=str(error), final=final))
 
     async def _deliver(self, effect: DeliverBatch) -> None:
         sink = self._sinks[effect.sink]
@@ -305,7 +308,7 @@ class Outlet:
                 self._opened.add(effect.sink)
             receipts = _checked(effect.sink, await sink.deliver(writer, outputs), len(outputs))
         except FencedError as error:
-            self._step(SinkFenced(sink=effect.sink, batch=effect.batch, reason=str(error)))
+            self._fenced(effect.sink, effect.batch, error)
         except Exception as error:  # noqa: BLE001 - a user's sink may raise anything: it is tried again
             reason = str(error) or type(error).__name__
             self._step(BatchFailed(sink=effect.sink, batch=effect.batch, reason=reason))

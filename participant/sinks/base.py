@@ -87,7 +87,8 @@ class Sink(Protocol):
             One receipt per output, in order.
 
         Raises:
-            FencedError: The writer is a zombie; nothing was taken.
+            OlderIncarnation: A newer incarnation has begun; nothing was taken.
+            FencedError: The writer is a zombie for another reason; nothing was taken.
             SinkError: It may or may not have been taken; the same batch comes again.
         """
         ...

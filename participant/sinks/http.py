@@ -9,7 +9,7 @@ Answers:
 
 ======================================  =========================================================================
 2xx                                     taken; with ``Idempotent-Replayed: true`` or 208: it was there already
-412, or 409 with ``Cleancut-Fenced: 1`` we are fenced: this process stops
+412, or 409 with ``Cleancut-Fenced: 1`` we are fenced: nothing more is sent by this incarnation
 422 with ``Cleancut-Diverged: 1``       the key is known with another payload; the first one stands
 400, 413, 415, 422                      refused for good: the output is put aside
 anything else, or none                  tried again, for ever: 401, 403 and 404 are mended by somebody
@@ -27,7 +27,8 @@ import msgspec
 
 from participant.outbox import DELIVERED, DUPLICATE, Outcome, Receipt
 from participant.sinks.base import SinkError, sink_name
-from protocol.errors import ConfigError, FencedError, printable
+from protocol.errors import ConfigError, printable
+from protocol.outputs import OlderIncarnation
 
 if TYPE_CHECKING:
     import ssl
@@ -142,7 +143,8 @@ class HttpSink:
             return DUPLICATE if replayed else DELIVERED
         text = await _text(answer)
         if status == 412 or (status == 409 and FENCED_HEADER in answer.headers):
-            raise FencedError(f"sink {self.name} refuses this process: {text}")
+            # It does not say by what. If it was a newer session, the coordinators say so, too.
+            raise OlderIncarnation(f"sink {self.name} refuses this process: {text}")
         if status == 422 and DIVERGED_HEADER in answer.headers:
             return Receipt(Outcome.DIVERGED, text)
         if status in _REFUSED_FOR_GOOD:

@@ -290,11 +290,29 @@ async def test_a_participant_that_its_sink_calls_a_zombie_ends() -> None:
             await cluster.idle()
             await sink.raise_fence(9)
             await cluster.epoch()
+            await cluster.idle()
+            assert not cluster.participant_of("buyer/main")._ended.is_set(), "it may be about to enter incarnation 9"
+            await cluster.advance(61)
             await until(cluster.participant_of("buyer/main")._ended.is_set)
 
     with pytest.raises(FencedError, match="incarnation 1, and 9 has begun"):
         await fenced()
     assert sink.values == []
+
+
+async def test_a_rollback_whose_fence_is_raised_while_outputs_are_on_their_way_costs_no_participant() -> None:
+    sink = MemorySink("receipts")
+    async with Cluster(Buyer("main"), sinks=[sink]) as cluster:
+        await cluster.send("buyer/main", Order(1))
+        await cluster.idle()
+        sink.failures = 1
+        epoch = await cluster.epoch()
+        await sink.raise_fence(2)
+        await cluster.advance(1)
+        assert sink.values == []
+        await cluster.restore(epoch)
+        await cluster.idle()
+        assert sink.values == [{"n": 1}]
 
 
 async def test_two_sinks_of_one_name_are_refused() -> None:

@@ -8,6 +8,7 @@ from participant.outbox import (
     BATCH_OUTPUTS_MAX,
     DELIVERED,
     DUPLICATE,
+    FENCED_NS,
     RETRY_NS,
     RETRY_NS_MAX,
     BatchDelivered,
@@ -250,6 +251,39 @@ def test_a_fenced_writer_ends_and_nothing_leaves_any_more():
     assert box.step(SinkFenced(sink="receipts", batch=batch.batch, reason="zombie"), 0) == [EndFenced(reason="zombie")]
     assert box.step(emitted(3), 0) == []
     assert box.step(OutboxTimerFired(), 1 << 60) == []
+
+
+def test_an_overtaken_incarnation_waits_for_its_restore_order_with_nothing_leaving():
+    """Fences are raised before restore orders leave: whoever is told so is not yet a zombie."""
+    box = Outbox(["receipts", "audit"])
+    box.step(emitted(1), 0)
+    box.step(emitted(2, sink="audit"), 0)
+    box.step(CutTaken(epoch=Epoch(1)), 0)
+    effects = box.step(EpochCommitted(epoch=Epoch(1)), 0)
+    refused = batch_of(effects)
+    told = box.step(SinkFenced(sink="receipts", batch=refused.batch, reason="incarnation 2", final=False), 5)
+    assert told == [SetOutboxTimer(at=5 + FENCED_NS)]
+    box.step(answered(batch_of(effects, "audit")), 6)
+    box.step(emitted(3, sink="audit"), 6)
+    box.step(CutTaken(epoch=Epoch(2)), 6)
+    assert numbers(box.step(EpochCommitted(epoch=Epoch(2)), 6), "audit") == []
+    assert box.step(OutboxTimerFired(), 7) == [SetOutboxTimer(at=5 + FENCED_NS)]
+    box.step(OutboxReset(), 8)
+    assert numbers(box.step(OutputsRestored(agent=BUYER, outputs=refused.outputs), 8)) == [1]
+    assert not any(isinstance(effect, EndFenced) for effect in box.step(OutboxTimerFired(), 10 * FENCED_NS))
+
+
+def test_an_overtaken_incarnation_without_an_order_ends():
+    box = Outbox(["receipts"])
+    batch = released(box, 1)
+    box.step(SinkFenced(sink="receipts", batch=batch.batch, reason="incarnation 2", final=False), 5)
+    assert box.step(OutboxTimerFired(), 5 + FENCED_NS) == [EndFenced(reason="incarnation 2")]
+    assert box.fenced
+
+
+def test_a_sink_that_does_not_open_for_the_writer_of_the_moment_stops_it_too():
+    box = Outbox(["receipts"])
+    assert box.step(SinkFenced(sink="receipts", batch=0, reason="session 2"), 5) == [EndFenced(reason="session 2")]
 
 
 def test_outputs_know_the_newest_epoch_that_they_are_no_part_of():
