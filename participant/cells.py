@@ -498,8 +498,9 @@ class KeyedState(Cell, MutableMapping[K, V]):
                 data[key] = self.form.restore(bytes(raw), allowed, self.state.agent_id, step_into(self.name, key))
         for key in spec.decode_keys(removed) if removed else ():
             data.pop(key, None)
-        for key in data:
-            self.note(key, RELEASED)
+        if self.clock.generation:  # else nobody can ask: see `note`
+            for key in data:
+                self.note(key, RELEASED)
 
     # The names `keys`, `items`, `values`, `get`, `pop`, ... come from MutableMapping; `clear` is both the mapping's
     # (inside a turn) and the loader's (between turns).

@@ -13,7 +13,7 @@ acknowledged to somebody.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -44,14 +44,9 @@ if TYPE_CHECKING:
     from participant.turnlog.records import EmittedOutput, Send
 
 
-class Unacknowledged(NamedTuple):
-    """Something that was sent, and is to be sent again unless its receiver has it."""
-
-    number: int
-    data: bytes
-    """Encoded envelope; of a marker: the encoded item."""
-    message: bool
-    """It is a message, not a marker."""
+Unacknowledged: TypeAlias = tuple[int, bytes, bool]
+"""Something that was sent, and is to be sent again unless its receiver has it: its number; the encoded envelope of a message, the
+encoded item of a marker; whether it is a message. A plain tuple: there may be many."""
 
 
 class Replayed(NamedTuple):
@@ -175,9 +170,11 @@ class Replay:
         unacknowledged: dict[str, list[Unacknowledged]] = {}
         for target, flying in self._flying.items():
             known = self._acknowledged.get(target, 0)
-            found = [_unacknowledged(each) for each in flying]
-            sent[target] = found[-1].number
-            if left_over := [each for each in found if each.number > known]:
+            found = [
+                (each[1], bytes(each[2]), True) if len(each) == 3 else (each[0], each[1], False) for each in flying
+            ]
+            sent[target] = found[-1][0]
+            if left_over := [each for each in found if each[0] > known]:
                 unacknowledged[target] = left_over
         return Replayed(
             turns=self._turns,
@@ -325,9 +322,3 @@ class Replay:
         if agent is None:
             raise RecoveryError(f"the log holds turns of agent {name}, which is not here")
         return agent
-
-
-def _unacknowledged(sent: Send | tuple[int, bytes]) -> Unacknowledged:
-    if len(sent) == 2:
-        return Unacknowledged(sent[0], sent[1], message=False)
-    return Unacknowledged(sent[1], bytes(sent[2]), message=True)

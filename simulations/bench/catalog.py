@@ -17,6 +17,8 @@ MODULES: Final = {
     "incremental": "incremental",
     "epoch-scale": "epoch_scale",
     "real-epoch": "real_epoch",
+    "recover-one": "recover_one",
+    "durable-append": "durable_append",
     "raft-commit": "raft_commit",
     "simulator": "simulator",
     "cli-start": "cli_start",

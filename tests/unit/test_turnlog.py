@@ -23,7 +23,7 @@ from participant.turnlog.records import (
     decode_records,
     encode_record,
 )
-from participant.turnlog.replay import Replay, Unacknowledged
+from participant.turnlog.replay import Replay
 from protocol.errors import RecoveryError
 from tests.logs_world import disk
 from tests.turnlog_world import ALLOWED, World, body_of, content, replayed
@@ -112,9 +112,7 @@ def test_positions_markers_acknowledgements_and_outputs_come_back():
     found = replayed(world, World(logged=False))
     assert found.received == {"q": 4}
     assert found.sent == {"r": 4}
-    assert found.unacknowledged == {
-        "r": [Unacknowledged(3, world.remote[2][1], message=True), Unacknowledged(4, b"marker", message=False)]
-    }
+    assert found.unacknowledged == {"r": [(3, world.remote[2][1], True), (4, b"marker", False)]}
     assert found.last == LifeRecord(3, 7, {"worker/a": 1}, "0.1")
     assert found.outputs == []
     assert isinstance(decoded(world)[-1], DeliveredRecord)
