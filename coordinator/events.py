@@ -226,6 +226,8 @@ class RestoreRequested:
     epoch: int | None
     """None: the newest; 0: the start."""
     reason: str = ""
+    moves: tuple[tuple[str, str], ...] = ()
+    """(agent, participant): agents that change their host with it."""
 
 
 Event: TypeAlias = (

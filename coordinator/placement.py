@@ -8,6 +8,7 @@ silence (D12).
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -33,7 +34,12 @@ class Placement(NamedTuple):
 
 
 def place(
-    agents: Mapping[str, str], live: Iterable[ParticipantRecord], given_up: Mapping[str, bool], *, anybody: bool = False
+    agents: Mapping[str, str],
+    live: Iterable[ParticipantRecord],
+    given_up: Mapping[str, bool],
+    *,
+    adopted: Mapping[str, str] = MappingProxyType({}),
+    anybody: bool = False,
 ) -> Placement:
     """Place the agents of an epoch.
 
@@ -41,13 +47,14 @@ def place(
         agents: Agent -> participant that had it.
         live: Sessions that take part.
         given_up: Participants that are waited for no more -> True.
+        adopted: Agent -> participant that takes it with the next rollback, whoever hosts it now.
         anybody: Nobody is waited for.
 
     Returns:
         The same for the same arguments, whatever their order.
     """
     candidates = sorted((record for record in live if record.live), key=lambda record: record.id)
-    hosted = {agent for record in candidates for agent in record.agents}
+    hosted = {*adopted, *(agent for record in candidates for agent in record.agents)}
     load = {record.id: len(record.agents) for record in candidates}
     adoptions: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}

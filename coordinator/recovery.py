@@ -148,9 +148,23 @@ class RecoveryKeeper:
         elif number and (record is None or record.state != COMMITTED):
             text = f"there is no epoch {number}" if record is None else f"epoch {number} is {record.state}"
             desk.refuse(event.request, "unknown" if record is None else "not-committed", text)
+        elif refusal := self._immovable(event.moves):
+            desk.refuse(event.request, "not-placed", refusal)
         else:
             self._request = event
             self._tried = False
+
+    def _immovable(self, moves: tuple[tuple[str, str], ...]) -> str:
+        """Why an agent cannot go where it is to; "" if all can."""
+        for agent, name in moves:
+            target = self._ledger.state.participants.get(name)
+            if target is None or not target.live:
+                return f"{name} is not there"
+            if self._ledger.host_of(agent) is None:
+                return f"nobody hosts {agent}"
+            if agent.partition("/")[0] not in target.kinds and agent not in target.declared:
+                return f"{name} does not take agents of kind {agent.partition('/')[0]}"
+        return ""
 
     def restored(self, attendee: Attendee, message: Restored) -> None:
         """A participant has its part; into the ledger with the next batch."""
@@ -412,14 +426,17 @@ class RecoveryKeeper:
         live = [record for record in ledger.participants() if record.live]
         takeover_ns = ledger.policy.takeover_after_ns
         given_up = {name: bool(takeover_ns) and now >= since + takeover_ns for name, since in self._gone_since.items()}
-        placement = place(agents, live, given_up, anybody=self._request is not None)
+        adopted = ledger.state.adoptions
+        placement = place(agents, live, given_up, adopted=adopted, anybody=self._request is not None)
         for name in placement.missing:
             self._gone_since.setdefault(name, now)
         if placement.missing or not live:
             self._not_placed(missing_in_words(placement.missing) or "any participant")
             return
-        if placement.adoptions:
-            self._adopt(placement.adoptions)
+        moves = {} if self._request is None else dict(self._request.moves)
+        moves = {agent: to for agent, to in moves.items() if (adopted.get(agent) or ledger.host_of(agent)) != to}
+        if placement.adoptions or moves:
+            self._adopt({**placement.adoptions, **_by_target(moves)}, move=bool(moves))
             return
         self.waiting = ""
         self._propose(epoch, cause, now)
@@ -430,7 +447,7 @@ class RecoveryKeeper:
             request, self._request = self._request, None
             self._desk.refuse(request.request, "not-placed", f"no participant that is there hosts, or can take, {what}")
 
-    def _adopt(self, adoptions: Mapping[str, tuple[str, ...]]) -> None:
+    def _adopt(self, adoptions: Mapping[str, tuple[str, ...]], *, move: bool) -> None:
         desk = self._desk
         for name, agents in adoptions.items():
             if desk.proposals.busy("adopt", name):
@@ -445,7 +462,9 @@ class RecoveryKeeper:
             session = self._ledger.state.participants[name].session
             desk.propose(
                 ("adopt", name),
-                AdoptCommand(id=stamp.id, done=stamp.done, term=desk.term, session=session, agents=tuple(part)),
+                AdoptCommand(
+                    id=stamp.id, done=stamp.done, term=desk.term, session=session, agents=tuple(part), move=move
+                ),
             )
 
     def _propose(self, epoch: int, cause: str, now: Instant) -> None:
@@ -536,3 +555,9 @@ class RecoveryKeeper:
         if takeover_ns:
             for since in self._gone_since.values():
                 yield Instant(since + takeover_ns)
+
+
+def _by_target(moves: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """Participant -> agents that go to it."""
+    targets = sorted(set(moves.values()))
+    return {name: tuple(sorted(agent for agent, to in moves.items() if to == name)) for name in targets}

@@ -363,7 +363,7 @@ class FakeParticipant:
             session=self.session,
             epoch=order.epoch,
             topology=order.topology,
-            agents=tuple(AgentSnapshot(id=agent) for agent in sorted(self.placed or self.agents)),
+            agents=tuple(AgentSnapshot(id=agent) for agent in sorted(self.placed)),
             outgoing=tuple(
                 OutgoingCut(target=channel.target, sent=0, digest=EMPTY) for channel in topology.outgoing(self.id)
             ),
@@ -648,8 +648,8 @@ class World:
         if record is not None:
             assert record.state == "done", f"{participant.id} runs in {order.incarnation}: {record.state} (I28)"
 
-    def restore(self, epoch: int | None, reason: str = "") -> str:
-        return self.ask(RestoreRequested(request="", epoch=epoch, reason=reason))
+    def restore(self, epoch: int | None, reason: str = "", moves: tuple[tuple[str, str], ...] = ()) -> str:
+        return self.ask(RestoreRequested(request="", epoch=epoch, reason=reason, moves=moves))
 
     def store_has(self, epoch: int) -> bool:
         try:

@@ -221,7 +221,7 @@ class CommitCommand(CommandBase, frozen=True, kw_only=True, tag="commit"):
 
 
 class AdoptCommand(CommandBase, frozen=True, kw_only=True, tag="adopt"):
-    """These agents have a host again: with the next rollback they are placed on this session."""
+    """With the next rollback these agents are placed on this session."""
 
     kind: ClassVar[str] = "adopt"
     session: Positive

@@ -198,6 +198,7 @@ class Ledger(RollbackRules):
             self.state,
             participants=dict(sorted(self.state.participants.items())),
             announced=dict(sorted(self.state.announced.items())),
+            adoptions=dict(sorted(self.state.adoptions.items())),
             epochs=dict(sorted(self.state.epochs.items())),
         )
         clients = [
@@ -478,6 +479,7 @@ class Ledger(RollbackRules):
         record.build = command.build
         for agent in record.agents:
             self._hosts[agent] = record.id
+        self._drop_adoptions("", record.agents)
         self._membership_changed()
         return _yes(session=record.session, resumed=resumed)
 
@@ -546,6 +548,7 @@ class Ledger(RollbackRules):
         record.ended_at = at
         for agent in record.agents:
             self._hosts.pop(agent, None)
+        self._drop_adoptions(record.id, ())
         self._live_count -= 1
         self._membership_changed()
         ended = sorted((each.session, each.id) for each in self.state.participants.values() if not each.live)

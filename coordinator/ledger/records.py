@@ -262,6 +262,8 @@ class LedgerState(msgspec.Struct, kw_only=True):
     """Newest session given out."""
     membership: int = 0
     """Changes of who is live and who hosts what."""
+    adoptions: dict[str, str] = {}
+    """Agent -> live participant that hosts it from the next rollback on."""
     rollbacks: dict[int, RollbackRecord] = {}
     """By the incarnation that they began."""
     stopped: str = ""

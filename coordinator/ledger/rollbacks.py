@@ -152,16 +152,29 @@ class RollbackRules:
             if host is not None and host != record.id and not command.move:
                 return no("agent-taken", f"{agent} is hosted by {host}", agent=agent, host=host)
         for agent in command.agents:
+            self.state.adoptions[agent] = record.id
+        self.state.membership += 1
+        return yes(participant=record.id, agents=len(command.agents))
+
+    def _carry_out_adoptions(self) -> None:
+        """Agents come to their new hosts, in the entry that takes everybody back to an epoch: nothing of them is lost."""
+        for agent, name in sorted(self.state.adoptions.items()):
+            record = self.state.participants[name]
             host = self._hosts.get(agent)
-            if host is not None and host != record.id:
+            if host is not None and host != name:
                 before = self.state.participants[host]
                 before.agents = tuple(each for each in before.agents if each != agent)
                 before.adopted = tuple(each for each in before.adopted if each != agent)
-            self._hosts[agent] = record.id
-        record.adopted = tuple(sorted({*record.adopted, *command.agents}))
-        record.agents = tuple(sorted({*record.agents, *command.agents}))
-        self._membership_changed()
-        return yes(participant=record.id, agents=len(record.agents))
+            record.adopted = tuple(sorted({*record.adopted, agent}))
+            record.agents = tuple(sorted({*record.agents, agent}))
+            self._hosts[agent] = name
+        self.state.adoptions = {}
+
+    def _drop_adoptions(self, participant: str, agents: tuple[str, ...]) -> None:
+        """A host of agents has come or gone: what was to be adopted by it, or from nobody, is decided anew."""
+        gone = [agent for agent, name in self.state.adoptions.items() if name == participant or agent in agents]
+        for agent in sorted(gone):
+            del self.state.adoptions[agent]
 
     def _begin_rollback(self, command: RollbackCommand) -> Result:
         state = self.state
@@ -198,6 +211,7 @@ class RollbackRules:
             why = AbortRecord(participant="", phase="rollback", cause=command.cause)
             self._end_aborted(record, why, at=command.at, took_ns=0)
             assert record.state == ABORTED
+        self._carry_out_adoptions()
         for name in sorted(state.participants):
             participant = state.participants[name]
             # Who was about to leave is needed again, and says so again once it has its agents.

@@ -467,10 +467,11 @@ class Driver:
             lambda request: AbortRequested(request=request, epoch=epoch, reason=reason), REQUEST_SECONDS_MAX
         )
 
-    async def restore(self, epoch: int | None, reason: str) -> Result:
+    async def restore(self, epoch: int | None, reason: str, moves: tuple[tuple[str, str], ...] = ()) -> Result:
         """Take the cluster back to an epoch; the result names the incarnation that began."""
         return await self.ask(
-            lambda request: RestoreRequested(request=request, epoch=epoch, reason=reason), REQUEST_SECONDS_MAX
+            lambda request: RestoreRequested(request=request, epoch=epoch, reason=reason, moves=moves),
+            REQUEST_SECONDS_MAX,
         )
 
     async def change_policy(self, policy: PolicySettings) -> Result:

@@ -343,6 +343,33 @@ def test_operator_goes_back_to_an_older_epoch():
     assert world.ledger.rollback.epoch == 1
 
 
+def test_operator_moves_an_agent_with_a_rollback_to_the_newest_epoch():
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("a", "b", kinds=("worker",))
+    world.add("c")
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    for moves, sentence in (
+        ((("worker/a", "z"),), "z is not there"),
+        ((("worker/a", "c"),), "c does not take"),
+        ((("worker/z", "b"),), "nobody hosts"),
+    ):
+        refused = world.restore(None, "move", moves)
+        world.run(0.1)
+        assert world.answers[refused]["code"] == "not-placed"
+        assert sentence in world.answers[refused]["sentence"]
+    request = world.restore(None, "move", (("worker/a", "b"),))
+    world.run(until=recovered(world, 2))
+    assert world.answers[request]["epoch"] == 1
+    assert world.participants["b"].placed == ("worker/a", "worker/b")
+    assert world.participants["a"].placed == ()
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+
+
 @pytest.mark.parametrize(("epoch", "code"), [(7, "unknown"), (2, "not-committed")])
 def test_operator_is_refused_what_cannot_be_restored(epoch, code):
     world = with_epoch("a", "b")

@@ -206,7 +206,8 @@ def test_agents_of_a_lost_member_are_adopted_and_stay_where_they_are():
     lose(log, "a")
     assert log.do(AdoptCommand, session=2, agents=("w/b",))["ok"]
     assert log.do(AdoptCommand, session=1, agents=("w/a",))["code"] == "ended"
-    assert log.do(AdoptCommand, session=2, agents=("w/a",))["agents"] == 2
+    assert log.do(AdoptCommand, session=2, agents=("w/a",))["ok"]
+    assert log.ledger.state.participants["b"].agents == ("w/b",)
     roll_back(log)
     (member,) = log.ledger.state.topology.members
     assert member.agents == ("w/a", "w/b")
@@ -224,6 +225,27 @@ def test_agent_of_a_live_host_is_adopted_only_when_it_is_to_move():
     assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
     roll_back(log)
     assert [member.agents for member in log.ledger.state.topology.members] == [(), ("w/a", "w/b")]
+
+
+def test_adoption_is_dropped_when_its_host_goes_or_the_old_one_comes_back():
+    log = recovering("a", "b", "c")
+    lose(log, "a")
+    log.do(AdoptCommand, session=2, agents=("w/a",))
+    lose(log, "b")
+    assert log.ledger.state.adoptions == {}
+    log.do(AdoptCommand, session=3, agents=("w/a", "w/b"))
+    log.register("a", boot="boot-2")
+    assert log.ledger.state.adoptions == {"w/b": "c"}
+    roll_back(log)
+    placed = {member.id: member.agents for member in log.ledger.state.topology.members}
+    assert placed == {"a": ("w/a",), "c": ("w/b", "w/c")}
+
+
+def test_move_does_not_change_the_topology_before_the_rollback():
+    log = recovering("a", "b")
+    log.do(AdoptCommand, session=2, agents=("w/a",), move=True)
+    assert log.topology()["code"] == "topology-unchanged"
+    assert log.ledger.host_of("w/a") == "a"
 
 
 def test_part_that_does_not_fit_stops_recovery_until_another_life_comes():
