@@ -71,6 +71,8 @@ RECOVERY_POINTS: Final = (
     "restored.applied",
 )
 """Of worlds that recover, in the order of a rollback."""
+NOT_IN_WORLDS: Final = ("effect.", "input.", "log.", "output.", "sink.")
+"""Beginnings of the points that simulated participants never pass: steps, outputs, and logs on disks of their own."""
 
 TAKEOVER_NS: Final = 20 * SECOND
 """Until who died is surely a member again: a lease, a registration, two topologies."""

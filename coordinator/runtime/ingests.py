@@ -13,7 +13,7 @@ import asyncio
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.runtime.answers import BODY_SECONDS_MAX, ApiError, json_answer
+from coordinator.runtime.answers import BODY_BYTES_MAX, BODY_SECONDS_MAX, ApiError, json_answer
 from coordinator.runtime.asks import Unanswered
 from coordinator.runtime.forward import was_passed_on
 from protocol.errors import IllegalName
@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from coordinator.runtime.asks import Asks
     from coordinator.runtime.connections import ParticipantHub
     from coordinator.runtime.service import Service
+    from protocol.ids import AgentId
 
 ANSWER_SECONDS_MAX: Final = 15.0
 """From the hand-over to the participant's answer: its fsync, and a restore that may be going on."""
 INPUT_BYTES_MAX: Final = MIB + 4096
 """The largest message, as JSON, and its names."""
+LARGE_MAX: Final = 64
+"""Inputs with large bodies that are read or handed over at the same time."""
 WAITING_MAX: Final = 1_024
 """Inputs that wait for their participant's answer."""
 WAITING_BYTES_MAX: Final = 32 * MIB
@@ -120,6 +123,8 @@ class AgentMessages:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._large = 0
+        """Bodies beyond what other requests may have that are being read or handed over."""
 
     async def post(self, request: web.Request) -> web.Response:
         """Take an input for an agent: 201, or 200 where its token had come before."""
@@ -127,6 +132,17 @@ class AgentMessages:
             agent = agent_id(request.match_info["agent"])
         except IllegalName as error:
             raise ApiError(400, "bad-agent", str(error)) from None
+        # Each of these may hold a megabyte; everything else is bounded by the size of other requests' bodies.
+        large = (request.content_length or INPUT_BYTES_MAX) > BODY_BYTES_MAX
+        if large and self._large >= LARGE_MAX:
+            raise ApiError(429, "overloaded", f"{LARGE_MAX} large inputs are under way", headers={"Retry-After": "1"})
+        self._large += large
+        try:
+            return await self._take(request, agent)
+        finally:
+            self._large -= large
+
+    async def _take(self, request: web.Request, agent: AgentId) -> web.Response:
         document, size = await _read_input(request)
         service = self._service
         if not service.leads:

@@ -653,7 +653,7 @@ class Participant:
 
     @property
     def _idle(self) -> bool:
-        return not self._pump.busy and not self._machine.outgoing_bytes
+        return not self._pump.busy and not self._machine.outgoing_bytes and not self._input_comes
 
     def turn_committed(self, sends: list[Delivery]) -> None:
         """From the pump: state was taken over just now."""
@@ -949,6 +949,8 @@ class Participant:
         else:
             if count:
                 log.info("%d inputs came again", count)
+        # Whoever waits for idleness waited for this, too.
+        self.wake()
 
     @property
     def _input_comes(self) -> bool:

@@ -199,7 +199,7 @@ def test_deep_values_are_cut_off_not_followed():
         value = [value]
         keyed = (keyed,)
     assert "..." in str(shown(value))
-    assert "..." in str(reading._hashable(keyed))
+    assert "..." in str(reading.hashable(keyed))
 
 
 # --- hostile content (A13) -------------------------------------------------------------------------------------------
