@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
+    "agent": ("coordinator.cli.agent:agent", "Move an agent to another participant."),
     "completion": ("coordinator.cli.completion:completion", "Print the completion script of a shell."),
     "coordinator": ("coordinator.cli.serve:coordinator", "Run one coordinator."),
     "doctor": ("coordinator.cli.doctor:doctor", "Check what commonly goes wrong, and say what to do."),

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from coordinator.policy import PolicySettings
 from coordinator.runtime import views
 from coordinator.runtime.answers import ApiError, json_answer, read_object
+from protocol.errors import IllegalName
+from protocol.ids import agent_id, participant_id
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -25,6 +27,8 @@ WAIT_SECONDS_MAX: Final = 600.0
 WAIT_BEYOND_DEADLINE_SECONDS: Final = 15.0
 """An epoch ends by its deadline; a change of leader and a sealed epoch's last steps come on top."""
 
+MOVES_MAX: Final = 64
+"""Agents that one request moves: they fit one entry of the log for each participant."""
 _STATUS_OF: Final = {
     "unknown": 404,
     "not-leader": 503,
@@ -102,15 +106,19 @@ class Writes:
         return json_answer(views.epoch_full(after, self._service.live))
 
     async def restore(self, request: web.Request) -> web.Response:
-        """Take the cluster back to an epoch: 201 with the rollback; with ``wait`` once all agents run again."""
-        body = await read_object(request, {"reason": str, "wait": bool})
+        """Take the cluster back to an epoch: 201 with the rollback; with ``wait`` once all agents run again.
+
+        ``moves`` (agent -> participant) are agents that change their host with it.
+        """
+        body = await read_object(request, {"reason": str, "wait": bool, "moves": dict})
+        moves = _moves(body.get("moves", {}))
         wait = body.get("wait", False)
         name = request.match_info["epoch"]
         if self._service.leads:
             # `latest` is the leader's to say: where an operator went further back, it is not the newest committed one.
             epoch = None if name == "latest" else 0 if name == "start" else self._api.record(request).epoch
             result = _demand(
-                await self._service.driver.restore(epoch, body.get("reason") or "an operator asked for it")
+                await self._service.driver.restore(epoch, body.get("reason") or "an operator asked for it", moves)
             )
             if result.get("outcome") != "begun":
                 raise ApiError(409, "recovery-stopped", str(result.get("sentence", "")))
@@ -147,6 +155,16 @@ class Writes:
         policy = PolicySettings.from_document({**self._service.ledger.policy.document(), **body})
         _demand(await self._service.driver.change_policy(policy))
         return json_answer(self._service.ledger.policy.document())
+
+
+def _moves(document: dict[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Checked (agent, participant) pairs."""
+    if len(document) > MOVES_MAX:
+        raise ApiError(400, "too-many", f"{len(document)} moves; at most {MOVES_MAX} are taken")
+    try:
+        return tuple(sorted((str(agent_id(agent)), str(participant_id(name))) for agent, name in document.items()))
+    except IllegalName as error:
+        raise ApiError(400, "bad-name", str(error)) from None
 
 
 def _document(answer: web.Response) -> dict[str, Any]:

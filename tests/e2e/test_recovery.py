@@ -171,6 +171,22 @@ async def test_agents_of_one_that_stays_away_go_to_the_others(tmp_path):
         await cluster.judge()
 
 
+async def test_agent_is_moved_with_its_money_by_the_command(tmp_path):
+    async with real_cluster(tmp_path, policy=AUTO, lease_ms=LEASE_MS, takes=True) as cluster:
+        await cluster.commit_one()
+        code, document, _ = await cleancut("agent", "move", "account/a1", "bank-3", "--dir", str(cluster.folder))
+        assert code == 0, document
+        assert document["incarnation"] == 2
+        record = await cluster.commit_one()
+        assert record["incarnation"] == 2
+        assert "account/a1" in (await cluster.ask("bank-3", {"do": "incarnation"}))["agents"]
+        assert "account/a1" not in (await cluster.ask("bank-1", {"do": "incarnation"}))["agents"]
+        code, _, text = await cleancut("agent", "move", "account/a1", "bank-9", "--dir", str(cluster.folder))
+        assert code == 6
+        assert "bank-9 is not there" in text
+        await cluster.judge()
+
+
 @pytest.mark.parametrize("step", ["rollback.applied", "fence.after_raise", "restore.sent", "restored.applied"])
 async def test_leader_that_is_killed_at_this_step_of_the_restore(tmp_path, step):
     points = {step: "exit"}
