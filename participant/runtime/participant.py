@@ -874,8 +874,6 @@ class Participant:
         position = 0 if self._intake is None else self._intake.cut(effect.epoch)
         self._uploader.freeze(effect, began, input_position=position)
         self._outlet.cut(effect.epoch)
-        if self._steps is not None:
-            self._steps.cut(effect.epoch)
         self.record_ns_max = max(self.record_ns_max, self._clock.now() - began)
 
     def _channels_recorded(self, effect: ChannelsRecorded) -> None:
@@ -1094,6 +1092,7 @@ class Participant:
             self._hosts,
             cluster=config.cluster,
             fence=lambda: FencingToken(self.id, self._machine.incarnation, self._machine.session),
+            epoch=lambda: self._machine.newest_epoch,
             clock=self._clock,
             sink=self,
         )

@@ -84,6 +84,8 @@ class StepRunner:
         hosts: Looked at when questions are listed or answered: a list that changes with the agents that are here.
         cluster: Its name.
         fence: Who this participant is at the moment.
+        epoch: The newest epoch that was ever started in the cluster, as far as is known here: only it and older ones can bring
+            back what is done now.
         clock: For waits and expiry.
         sink: Takes the news.
     """
@@ -95,6 +97,7 @@ class StepRunner:
         *,
         cluster: str,
         fence: Callable[[], FencingToken],
+        epoch: Callable[[], int],
         clock: Clock,
         sink: StepsSink,
     ) -> None:
@@ -102,6 +105,7 @@ class StepRunner:
         self._hosts = hosts
         self._cluster = cluster
         self._fence = fence
+        self._epoch = epoch
         self._clock = clock
         self._sink = sink
         self._opened: FencingToken | None = None
@@ -117,7 +121,6 @@ class StepRunner:
         """Of questions that a turn waits for now."""
         self._waiting: dict[Context, None] = {}
         """Turns that do nothing but wait."""
-        self._epoch = 0
         self._closed = False
         self._counts = dict.fromkeys(
             ("steps_done", "steps_replayed", "steps_in_doubt", "steps_diverged", "questions_asked", "ledger_retries"), 0
@@ -139,7 +142,8 @@ class StepRunner:
         for future in calls.futures:
             future.cancel()
         if done and calls.tokens and not self._closed:
-            self._spawn(self._close_turn(tuple(calls.tokens), self._epoch))
+            # Where the cut of the newest epoch is still to come here, the entry lives an epoch longer than it must.
+            self._spawn(self._close_turn(tuple(calls.tokens), self._epoch()))
 
     # --- from the participant -----------------------------------------------------------------------------------------
 
@@ -147,10 +151,6 @@ class StepRunner:
     def turns_waiting(self) -> int:
         """Running turns that do nothing but wait, for an answer or for time to pass."""
         return len(self._waiting)
-
-    def cut(self, epoch: int) -> None:
-        """A cut was taken: turns that commit from now on are no part of this epoch."""
-        self._epoch = max(self._epoch, epoch)
 
     def rolled_back(self, base: int) -> None:
         """The cluster begins again from this epoch, in the incarnation of now: what its later turns did may come again."""

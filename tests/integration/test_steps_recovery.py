@@ -1,6 +1,7 @@
 """Steps through crashes and rollbacks: the bank's own ledger shows each charge once, or somebody is asked."""
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ from participant import Agent, Context, DidNotHappen, Happened, Retry, handler, 
 from participant.effects.entries import State
 from participant.failure import Backoff
 from participant.testing import Cluster
+from protocol.errors import StoreError
 
 FAST = Backoff(first=0, maximum=0)
 
@@ -250,3 +252,45 @@ async def test_brothers_that_end_at_the_same_instant_as_a_crash_are_each_done_on
             await cluster.idle()
             assert sorted(Bank.charges) == ["o1-0", "o1-1", "o1-2"]
             assert cluster["fan/main"].total == 3  # type: ignore[attr-defined]
+
+
+async def test_the_ledger_in_a_participants_own_folder_outlives_it_and_its_incarnations(tmp_path: Any):
+    """As configured for users: `local` alone."""
+    cluster = Cluster(Shop("main"), local=str(tmp_path))
+    cluster.effects = ""  # type: ignore[assignment]
+    async with cluster:
+        epoch = await cluster.epoch()
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        for crash in (False, True, False, True):
+            if crash:
+                await cluster.crash("p1")
+            await cluster.restore(epoch)
+            await cluster.idle()
+            await cluster.advance(61)
+            assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        assert Bank.calls == 1
+        (entry,) = await cluster.participant_of("shop/main").effects(State.DONE)
+        assert entry.incarnation == 1
+        assert entry.closed_after >= epoch.number, "that epoch is kept, and brings the place back"
+    assert (tmp_path / "p1" / "effects").is_dir()
+
+
+async def test_a_ledger_that_cannot_be_written_ends_the_participant_and_nothing_is_called(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """I18: the claim is not durable, so there is no call, now or later."""
+    cluster = Cluster(Shop("main"), local=str(tmp_path))
+    cluster.effects = ""  # type: ignore[assignment]
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    await cluster.__aenter__()
+    monkeypatch.setattr("participant.runtime.log_files.FolderFiles.create", full)
+    monkeypatch.setattr("participant.runtime.log_files.FolderFiles.append", full)
+    cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+    await until(lambda: cluster.participants["p1"]._failure is not None)
+    with pytest.raises(StoreError, match="ENOSPC"):
+        await cluster.__aexit__(None, None, None)
+    assert Bank.calls == 0
