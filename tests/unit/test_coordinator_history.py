@@ -9,6 +9,8 @@ import pytest
 from coordinator.ledger import (
     AbortCommand,
     CommitCommand,
+    ConfigureCommand,
+    FenceCommand,
     LeadCommand,
     LeaveCommand,
     Ledger,
@@ -16,16 +18,20 @@ from coordinator.ledger import (
     RegisterCommand,
     Report,
     ReportsCommand,
+    RestoredCommand,
+    RestoredNote,
+    RollbackCommand,
     SealCommand,
     StartCommand,
     TopologyCommand,
     encode_command,
     parse_result,
 )
+from coordinator.policy import PolicySettings
 from coordinator.runtime.changes import Changes
 from coordinator.runtime.events import EventLog
 from coordinator.runtime.history import Historian
-from coordinator.runtime.views import epoch_full, epoch_short, participants, topology
+from coordinator.runtime.views import epoch_full, epoch_short, participants, rollback, topology
 from protocol.digests import digest
 
 D = digest(b"x")
@@ -94,7 +100,21 @@ async def test_an_epoch_is_told_step_by_step_and_shown_as_it_stands(log):
     assert topology(log.ledger)["channels"] == [["p1", "p2"], ["p2", "p1"]]
 
 
+async def test_a_rollback_is_told_from_its_beginning_to_its_end(log):
+    log.apply(MarkLostCommand, session=2, cause="silent for 3 s")
+    log.apply(RegisterCommand, participant="p2", boot_id="b9", agents=("w/p2",))
+    membership = log.ledger.state.membership
+    log.apply(RollbackCommand, incarnation=2, epoch=0, membership=membership, cause="p2 lost", fences=("store",))
+    log.apply(FenceCommand, incarnation=2, fence="store")
+    notes = tuple(RestoredNote(participant=name, session=session, state=D) for name, session in (("p1", 1), ("p2", 3)))
+    log.apply(RestoredCommand, incarnation=2, restored=notes)
+    assert log.told()[-4:] == ["rollback-begun", "fence-raised", "participants-restored", "rollback-done"]
+    shown = rollback(log.ledger.rollback)
+    assert (shown["state"], shown["restored_count"], shown["cause"]) == ("done", 2, "p2 lost")
+
+
 async def test_losses_leaves_and_aborts_are_told_with_their_cause(log):
+    log.apply(ConfigureCommand, policy=PolicySettings(recovery="off"))
     log.apply(StartCommand, topology=1, reason="test", deadline_ns=1_000_000_000)
     log.apply(MarkLostCommand, session=2, cause="silent for 3 s")
     told = log.events.since(0)[1]
