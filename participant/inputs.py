@@ -34,6 +34,8 @@ TOKENS_KEPT: Final = 100_000
 JOINS_KEPT: Final = 256
 MARKS_KEPT: Final = 64
 """Committed epochs whose input can be replayed, while there is room for it."""
+MARKS_KEPT_TIGHT: Final = 3
+"""The same when half of the room is taken: the newest epoch may turn out to be damaged, and the one before it, too."""
 HASH_BYTES: Final = 16
 
 
@@ -206,15 +208,15 @@ class InputIndex:
         """
         return next((join.position for join in self._joins if join.epoch >= epoch), end)
 
-    def deletable(self, *, tight: bool) -> int:
+    def deletable(self, *, keep: int = MARKS_KEPT) -> int:
         """Every record below this number can go: the epochs that matter hold it.
 
         Args:
-            tight: Space is short: only the newest committed epoch matters.
+            keep: So many of the newest committed epochs matter; with fewer than these, nothing goes.
         """
-        if tight and self._marks:
-            return self._marks[-1].position + 1
-        return min(mark.position for mark in self._marks) + 1 if len(self._marks) == MARKS_KEPT else 0
+        if len(self._marks) < keep:
+            return 0
+        return min(mark.position for mark in self._marks[-keep:]) + 1
 
     def carried(self, before: int) -> TokensRecord:
         """The tokens that are to be written down anew before records below `before` go; the newest of them.

@@ -164,7 +164,8 @@ STEPS_PER_TURN_MAX: Final = 10_000
 EFFECTS_LOG_REWRITE_BYTES_MIN: Final = 4 * MIB
 """Below this an effect log is not rewritten just to get rid of what does not count any more."""
 INPUT_LOG_BYTES_MAX: Final = 256 * MIB
-"""Of one participant's input log. Past half of it only the newest committed epoch's input is kept; past it input is refused."""
+"""Of one participant's input log. Past half of it only the last few committed epochs' input is kept; past it only the newest
+one's, and input is refused."""
 LOG_HEADER_BYTES_MAX: Final = 4 * KIB
 """A log segment's header: names and numbers."""
 LOG_BATCH_BYTES_MAX: Final = 1024 * MIB

@@ -23,6 +23,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from participant.context import encode_envelope, too_long
 from participant.host import decode_envelope
 from participant.inputs import (
+    MARKS_KEPT,
+    MARKS_KEPT_TIGHT,
     InputIndex,
     InputRecord,
     InputsMissing,
@@ -406,7 +408,7 @@ class Intake:
             raise Overloaded(f"{self._waiting_bytes} bytes of input wait for the disk of {self._participant}")
         if used + size > self._bytes_max:
             self._counts["refused"] += 1
-            self._truncate()
+            self._truncate(full=True)
             raise Overloaded(
                 f"the input log of {self._participant} holds {used} bytes that no committed epoch has; the limit is "
                 f"{self._bytes_max}: see why no epoch commits"
@@ -445,14 +447,16 @@ class Intake:
         if self._log.newest_ordinal > self._truncated_at or self._log.size > self._bytes_max // 2:
             self._truncate()
 
-    def _truncate(self) -> None:
+    def _truncate(self, *, full: bool = False) -> None:
         if self._truncating is None and not self._closed:
-            self._truncating = asyncio.get_running_loop().create_task(self._delete(), name="delete old input")
+            work = self._delete(full=full)
+            self._truncating = asyncio.get_running_loop().create_task(work, name="delete old input")
             self._truncating.add_done_callback(self._truncated)
 
-    async def _delete(self) -> None:
+    async def _delete(self, *, full: bool) -> None:
         self._truncated_at = self._log.newest_ordinal
-        before = self._index.deletable(tight=self._log.size > self._bytes_max // 2)
+        tight = self._log.size > self._bytes_max // 2
+        before = self._index.deletable(keep=1 if full else MARKS_KEPT_TIGHT if tight else MARKS_KEPT)
         if before <= await asyncio.to_thread(self._first):
             return
         # First what the deleted records told of tokens, then they.

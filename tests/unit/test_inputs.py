@@ -85,16 +85,23 @@ def test_what_is_no_token_is_refused(token):
         check_token(token)
 
 
-def test_with_room_the_last_epochs_can_all_be_replayed_and_without_it_only_the_newest():
+def test_with_room_the_last_epochs_can_all_be_replayed_and_without_it_fewer_of_the_newest():
     index = index_of(*[MarkRecord(epoch, 10 * epoch) for epoch in range(1, MARKS_KEPT)])
-    assert index.deletable(tight=False) == 0
-    assert index.deletable(tight=True) == 10 * (MARKS_KEPT - 1) + 1
+    assert index.deletable() == 0
+    assert index.deletable(keep=1) == 10 * (MARKS_KEPT - 1) + 1
+    assert index.deletable(keep=3) == 10 * (MARKS_KEPT - 3) + 1
     index.apply(1_000, MarkRecord(MARKS_KEPT, 10 * MARKS_KEPT))
-    assert index.deletable(tight=False) == 11
+    assert index.deletable() == 11
     index.apply(1_001, MarkRecord(MARKS_KEPT + 1, 10 * (MARKS_KEPT + 1)))
-    assert index.deletable(tight=False) == 21
+    assert index.deletable() == 21
     assert index.newest_mark == MarkRecord(MARKS_KEPT + 1, 10 * (MARKS_KEPT + 1))
-    assert InputIndex().deletable(tight=True) == 0
+    assert InputIndex().deletable(keep=1) == 0
+
+
+def test_an_epoch_that_was_cut_while_input_came_again_keeps_what_comes_behind_it():
+    index = index_of(MarkRecord(1, 50), MarkRecord(2, 90), MarkRecord(3, 60))
+    assert index.deletable(keep=2) == 61
+    assert index.deletable(keep=1) == 61
 
 
 def test_tokens_of_what_is_deleted_are_carried_on_up_to_a_bound_the_newest_of_them():
