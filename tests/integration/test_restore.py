@@ -283,6 +283,46 @@ async def test_object_that_is_corrupt_fails_the_restore_by_name() -> None:
         assert cluster["account/a"].balance == 100
 
 
+@pytest.mark.parametrize("what", ["epochs/", "snapshots/", "packs/"])
+@pytest.mark.parametrize("how", ["bit", "cut", "gone"])
+async def test_each_kind_of_object_that_rots_fails_the_restore_and_an_older_epoch_is_good(what, how):
+    """D4: flip a bit of it, cut it short, lose it. What cannot be read is named, and nothing of it is taken."""
+    async with Cluster(Account("a"), Account("b"), messages=[Got]) as cluster:
+        good = await cluster.epoch()
+        await cluster.send("account/a", Pay("account/b", 30))
+        await cluster.idle()
+        spoiled = await cluster.epoch()
+        (manifest,) = [key for key in cluster.store.list("epochs/") if key.endswith(f"{spoiled.number}.json")]
+        old = {*good.manifest.packs, *(member.snapshot for member in good.manifest.members)}
+        new = {*spoiled.manifest.packs, *(member.snapshot for member in spoiled.manifest.members)} - old
+        keys = [key for key in cluster.store.list(what) if key == manifest or f"b3:{key.rpartition('/')[2]}" in new]
+        assert keys
+        for key in keys:
+            data = cluster.store.get(key, size_max=1 << 20)
+            cluster.store.delete(key)
+            if how == "bit":
+                cluster.store.put(key, data[:9] + bytes([data[9] ^ 4]) + data[10:])
+            elif how == "cut":
+                cluster.store.put(key, data[: len(data) // 2])
+        with pytest.raises(Refused) as refused:
+            await cluster.restore(spoiled)
+        assert refused.value.code == "restore-corrupt"
+        assert any(key in str(refused.value) for key in keys)
+        await cluster.restore(good)
+        await cluster.idle()
+        assert (cluster["account/a"].balance, cluster["account/b"].balance) == (100, 100)
+
+
+async def test_no_listing_of_the_store_is_ever_asked_for_what_to_restore(monkeypatch):
+    """D5: a listing may be old or empty; the committed record says which epoch, and the manifest says which objects."""
+    async with Cluster(Account("a"), Account("b"), messages=[Got]) as cluster:
+        epoch = await cluster.epoch()
+        monkeypatch.setattr(type(cluster.store), "list", lambda *_: pytest.fail("the store is listed"))
+        await cluster.restore(epoch)
+        await cluster.idle()
+        assert total(cluster, "a", "b") == 200
+
+
 async def test_agent_of_a_kind_that_is_not_known_here_fails_the_restore_by_name() -> None:
     async with Cluster(Account("a"), Account("b"), messages=[Got]) as cluster:
         epoch = await cluster.epoch()

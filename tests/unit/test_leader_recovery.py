@@ -259,6 +259,16 @@ def test_corrupt_newest_manifest_falls_back_and_says_how_far():
     assert "epoch 1 in place of 2" in record.cause
 
 
+def test_leader_takes_the_epoch_from_the_ledger_and_lists_no_store(monkeypatch):
+    """D5: a listing that is old or empty changes nothing."""
+    world = with_epoch("a", "b")
+    monkeypatch.setattr(type(world.store), "list", lambda *_: pytest.fail("the store is listed"))
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=recovered(world, 2))
+    assert world.ledger.rollback.epoch == 1
+
+
 def test_corrupt_object_of_a_participant_falls_back_too():
     world = with_epoch("a", "b")
     world.trigger()
