@@ -83,6 +83,9 @@ class ParticipantConfig:
     input_log_bytes_max: int = INPUT_LOG_BYTES_MAX
     """Bytes of outside input kept under `local` past which `ingest` refuses: what no committed epoch has yet, and older input
     for restores from older epochs, as far as there is room."""
+    allow_lost_input: bool = False
+    """Let a restore from an old epoch go on where acknowledged input after it is not kept any more. Without it such a restore is
+    refused, and says what is missing."""
 
     def __post_init__(self) -> None:
         cluster_name(self.cluster)
@@ -105,6 +108,8 @@ class ParticipantConfig:
             raise ConfigError("store", "missing: file:/path, the same for all parts of the cluster")
         if isinstance(self.effects, str) and self.effects and not self.effects.startswith(("redis://", "rediss://")):
             raise ConfigError("effects", f"{_without_password(self.effects)!a} is no redis://host:port")
+        if not isinstance(self.allow_lost_input, bool):
+            raise ConfigError("allow_lost_input", "must be True or False")
         for name in ("max_concurrent_epochs", "recording_bytes_max", "in_flight_bytes_max", "input_log_bytes_max"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, f"{getattr(self, name)} is not positive")

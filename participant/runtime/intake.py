@@ -100,6 +100,7 @@ class Intake:
         enters: Takes a message into the machine; called on the loop, while `position` is the message's own.
         failed: Called once when nothing can be written any more.
         bytes_max: Bound of the log.
+        allow_lost: Let a restore go on where input is gone that it should bring back.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Intake:
         enters: Callable[[Delivery], None],
         failed: Callable[[StoreError | FencedError], None],
         bytes_max: int = INPUT_LOG_BYTES_MAX,
+        allow_lost: bool = False,
     ) -> None:
         self._folder = folder
         self._cluster = cluster
@@ -126,6 +128,7 @@ class Intake:
         self._group = GroupCommit(self._log, on_durable=self._durable, on_failure=failed)
         self._enters = enters
         self._bytes_max = bytes_max
+        self._allow_lost = allow_lost
         self._index = InputIndex()
         self._waiting: deque[tuple[int, Delivery]] = deque()
         """In the log, maybe not durable, and not given to the machine."""
@@ -229,12 +232,12 @@ class Intake:
         """Before a restore is accepted: whether everything is there that is to enter again.
 
         Raises:
-            InputsMissing: Some of it is gone.
+            InputsMissing: Some of it is gone, and that is not allowed.
         """
         if position is None:
             position = self._index.position_at(epoch, self._log.next - 1)
         first = await asyncio.to_thread(self._first)
-        if first > position + 1:
+        if first > position + 1 and not self._allow_lost:
             raise InputsMissing(self._files.where, wanted=position + 1, first=first)
 
     async def restore(self, life: Life, ticket: int) -> int:

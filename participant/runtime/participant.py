@@ -303,6 +303,7 @@ class Participant:
                 enters=self._input_enters,
                 failed=self._end,
                 bytes_max=config.input_log_bytes_max,
+                allow_lost=config.allow_lost_input,
             )
             await self._intake.open()
         self._restorer = Restorer(
@@ -517,10 +518,19 @@ class Participant:
             Unsavable: The result is not what the step gives; nothing is settled.
         """
         entry = await settle(self._effect_ledger(), self._hosts, token, settlement)
-        for host in self._hosts:
-            if host.parked is not None and host.parked.token == token:
-                self._pump.resume(host.id)
+        self.step_settled(token)
         return entry
+
+    async def prune_effects(self, oldest_epoch: int) -> int:
+        """Forget effects that no epoch from this one on could bring back; for whoever decides which epochs are kept.
+
+        Returns:
+            How many entries of the effect ledger went.
+
+        Raises:
+            Refused: There is no effect ledger.
+        """
+        return await self._effect_ledger().prune(oldest_epoch)
 
     @property
     def parked(self) -> tuple[Parked, ...]:
@@ -679,12 +689,20 @@ class Participant:
     def turn_parked(self, outcome: Parked) -> None:
         """From the pump: a turn waits for a decision from outside."""
         log.warning("agent %s is parked: %s", outcome.agent, outcome.reason)
+        if self._steps is not None:
+            self._steps.turn_parked()
         event = StepInDoubt if outcome.cause == "in-doubt" else TurnDiverged
         self._tell(event(agent=outcome.agent, step=outcome.step, token=outcome.token, reason=outcome.reason))
 
     def question_asked(self, agent: str, token: str, question: object, expires_in: float | None) -> None:
         """From the steps: a turn waits for an answer."""
         self._tell(QuestionAsked(agent=agent, token=token, question=question, expires_in=expires_in))
+
+    def step_settled(self, token: str) -> None:
+        """From the steps, or by `settle`: what a parked turn waits for has been decided."""
+        for host in self._hosts:
+            if host.parked is not None and host.parked.token == token:
+                self._pump.resume(host.id)
 
     def effects_failed(self, error: StoreError | FencedError) -> None:
         """From the steps: the effect ledger is broken for good, or somebody else's."""
