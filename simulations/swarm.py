@@ -278,7 +278,7 @@ def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None)
     options = draw_options(seed)
     if runtimes:
         for_drivers(options)
-    elif recovery or (recovery is None and stream(seed, "recovers").chance(1, 3)):
+    if recovery or (recovery is None and stream(seed, "recovers").chance(1, 3)):
         for_recovery(options)
     return Run(options=options, faults=draw_faults(options))
 

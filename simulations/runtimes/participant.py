@@ -10,8 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from participant.events import EpochAborted, EpochCommitted
-from participant.machine_events import ControlArrived, FrameArrived, MessageIngested, TurnCommitted
+from participant.machine_events import (
+    ControlArrived,
+    FrameArrived,
+    LocalRestored,
+    MessageIngested,
+    TurnCommitted,
+)
 from participant.runtime.control import ControlClient
+from participant.runtime.loader import Loaded
 from participant.runtime.participant import Participant
 from protocol.errors import Overloaded, Refused, SnapshotError
 from protocol.ids import Instant
@@ -30,10 +37,18 @@ if TYPE_CHECKING:
 
     from participant.events import ParticipantEvent
     from participant.failure import DeadLettered, Stopped
-    from participant.machine_events import Effect, EnterTopology, Event, LocalFailed, LocalPersisted
+    from participant.machine_events import (
+        Effect,
+        EnterTopology,
+        Event,
+        HaltAgents,
+        LocalFailed,
+        LocalPersisted,
+        RestoreLocal,
+    )
     from participant.runtime.pump import Pump
     from protocol.errors import WireError
-    from protocol.messages import ToParticipant
+    from protocol.messages import Restore, ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
     from simulations.world import Timer
 
@@ -80,6 +95,7 @@ class WatchedParticipant(Participant):
     _event: tuple[str, Any, bytes] | None = None
     """What is being stepped, until its effects are known."""
     _order: ToParticipant | None = None
+    _restoring: Restore | None = None
 
     def _judged(self, tell: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the call's own
         """Tell; a violation ends the run, whatever the code around makes of an exception."""
@@ -174,8 +190,26 @@ class WatchedParticipant(Participant):
         self._judged(life.ghost.entered, effect.topology)
         if effect.first:
             life.member = True
+            self._judged(life.restored_begins, effect.restored)
             life.cluster.workload.begin(life)
         super()._enter_topology(effect)
+
+    def _halt_agents(self, effect: HaltAgents) -> None:
+        self.life.member = False
+        self._judged(self.life.ghost.halted)
+        super()._halt_agents(effect)
+
+    def _restore_local(self, effect: RestoreLocal) -> None:
+        self._restoring = effect.order
+        super()._restore_local(effect)
+
+    def restore_stepped(self, event: Event) -> None:
+        """See `Participant`."""
+        order = self._restoring
+        if isinstance(event, LocalRestored) and order is not None and order.incarnation == event.incarnation:
+            loaded = Loaded(list(self._hosts), event.state, event.unrouted, None)
+            self._judged(self.life.ghost.restored, order, loaded)
+        super().restore_stepped(event)
 
     def _task_failed(self, error: BaseException) -> None:
         if isinstance(error, Killed):
@@ -262,6 +296,10 @@ class RuntimeParticipantLife(ParticipantLife):
             self.end(main.result())
         elif not isinstance(error, Killed):
             self.loop.fail(error)
+
+    def restored_begins(self, restored: bool) -> None:  # noqa: FBT001 - the effect's field
+        """Its agents run from here on."""
+        self.ghost.begun(restored=restored)
 
     def entered(self) -> None:
         """The participant has begun: its parts are there."""
