@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
 import secrets
 from time import time_ns
@@ -62,6 +63,8 @@ T = TypeVar("T")
 _ASK_AGAIN: Final = Backoff(first=0.05, factor=2.0, maximum=2.0)
 _CLAIM_ID_BYTES: Final = 8
 _CLOSE_SECONDS: Final = 1.0
+_LOOK_NS: Final = 2_000_000_000
+"""How often a ledger that others use, too, is looked at for what turns here wait for."""
 
 
 class StepsSink(Protocol):
@@ -69,6 +72,10 @@ class StepsSink(Protocol):
 
     def question_asked(self, agent: str, token: str, question: object, expires_in: float | None) -> None:
         """A turn waits for an answer."""
+        ...
+
+    def step_settled(self, token: str) -> None:
+        """What a parked turn waits for has been decided, at another participant."""
         ...
 
     def effects_failed(self, error: StoreError | FencedError) -> None:
@@ -112,6 +119,7 @@ class StepRunner:
         self._opening = asyncio.Lock()
         self._running: dict[str, asyncio.Task[FinishedStep]] = {}
         """Steps by token."""
+        self._looking: asyncio.Task[None] | None = None
         self._waiters: dict[str, list[tuple[Context, Calls]]] = {}
         """Turns that await a step, by its token."""
         self._pausing: set[str] = set()
@@ -159,6 +167,10 @@ class StepRunner:
     async def prune(self, oldest: int) -> int:
         """No epoch older than this one is kept; returns how many entries went."""
         return await self._asked(lambda: self.backend.prune(oldest, self._fence()))
+
+    def turn_parked(self) -> None:
+        """A turn here waits for a decision, which may be made anywhere."""
+        self._look()
 
     async def entries(self, states: Sequence[State] = (State.CLAIMED,)) -> list[Entry]:
         """What the ledger holds."""
@@ -215,11 +227,15 @@ class StepRunner:
         self._closed = True
         for task in self._running.values():
             task.cancel()
+        if self._looking is not None:
+            self._looking.cancel()
 
     async def close(self) -> None:
         """Cancel what runs, and let go of the ledger."""
         self.stop()
         tasks: list[asyncio.Task[Any]] = [*self._running.values()]
+        if self._looking is not None:
+            tasks.append(self._looking)
         if tasks:
             await asyncio.wait(tasks)
         if self._others:
@@ -549,6 +565,7 @@ class StepRunner:
                 self._counts["steps_replayed"] += 1
                 return finished_of(known)
             question = self._question(host, context, call, token)
+            self._look()
             if question.deadline is not None:
                 timer = self._clock.call_at(question.deadline, lambda: self._spawn(self._expire(token)))
             calls.waiting += 1
@@ -593,6 +610,35 @@ class StepRunner:
         future = self._answers.get(entry.token)
         if future is not None and not future.done() and entry.ended:
             future.set_result(finished_of(entry))
+
+    # --- what others decide -------------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Have a shared ledger looked at as long as something here waits for somebody's word."""
+        if self.backend.shared and self._looking is None and not self._closed:
+            self._looking = asyncio.get_running_loop().create_task(self._look_again(), context=contextvars.Context())
+
+    async def _look_again(self) -> None:
+        try:
+            while True:
+                await self._sleep(_LOOK_NS)
+                parked = {host.parked.token: host.parked for host in self._hosts if host.parked is not None}
+                if not parked and not self._answers:
+                    break
+                for token in (*self._answers, *parked):
+                    entry = await self._asked(functools.partial(self.backend.entry, token))
+                    if entry is None:
+                        continue
+                    self._answered(entry)
+                    turn = parked.get(token)
+                    if turn is not None and (
+                        entry.accepted == turn.intent if turn.cause == "diverged" else entry.state is not State.CLAIMED
+                    ):
+                        self._sink.step_settled(token)
+        except (StoreError, FencedError) as error:
+            log.info("effect ledger: %s", error)  # the sink has been told
+        finally:
+            self._looking = None
 
     # --- the ledger ---------------------------------------------------------------------------------------------------
 
