@@ -704,8 +704,8 @@ class Participant:
             if host.parked is not None and host.parked.token == token:
                 self._pump.resume(host.id)
 
-    def effects_failed(self, error: StoreError | FencedError) -> None:
-        """From the steps: the effect ledger is broken for good, or somebody else's."""
+    def effects_failed(self, error: SnapshotError) -> None:
+        """From the steps: the effect ledger is broken for good, set up wrongly, or somebody else's."""
         self._end(error)
 
     # --- from the outlet ----------------------------------------------------------------------------------------------
