@@ -33,7 +33,7 @@ from participant.steps import (
 from protocol.errors import ConfigError, FencedError, Refused, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence
 
     from participant.context import Context
     from participant.effects.backend import EffectBackend
@@ -154,6 +154,15 @@ class StepRunner:
     async def entries(self, states: Sequence[State] = (State.CLAIMED,)) -> list[Entry]:
         """What the ledger holds."""
         return await self._ledger.ask(lambda: self.backend.entries(states))
+
+    async def entry(self, token: str) -> Entry | None:
+        """What the ledger knows of a position."""
+        return await self._ledger.ask(lambda: self.backend.entry(token))
+
+    @property
+    def running(self) -> Container[str]:
+        """Tokens of steps that are being done here now."""
+        return self._running.keys()
 
     async def answer(self, token: str, value: object) -> Entry | None:
         """Answer a question.
