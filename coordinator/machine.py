@@ -317,6 +317,10 @@ class Leader:
             case ("topology",):
                 if result["ok"]:
                     self._registry.topology_changed(list(result["left"]), now)
+                    recovers = self._ledger.policy.recovery != "off"
+                    if result["left"] and recovers and self._ledger.recovery_epoch and self._requested is None:
+                        # Until the next commit a rollback would need the agents of those who have left, and find no host.
+                        self._requested = "a participant has left"
             case ("reports",):
                 self._keeper.reports_applied(result)
             case ("start",):

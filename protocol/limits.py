@@ -157,6 +157,14 @@ EFFECT_RESULT_BYTES_MAX: Final = 1 * MIB
 """One step's result, or one answer. Larger things belong into a store, with a reference in the result."""
 EFFECT_SHOWN_CHARS_MAX: Final = 1_000
 """A step's arguments as people are shown them."""
+CONSULT_BYTES_MAX: Final = 2 * MIB
+"""One participant's answer to an operator: a page. The longest result of a step fits, a control connection is not held up."""
+CONSULT_ROW_BYTES_MAX: Final = 256 * KIB
+"""One effect, question or turn in such an answer; longer ones lose their longest parts."""
+CONSULT_ROWS_MAX: Final = 1_000
+"""Rows of one page."""
+WAITING_LISTED_MAX: Final = 20
+"""Agents that a heartbeat names as waiting for somebody's decision; the rest is a count."""
 QUESTION_BYTES_MAX: Final = 64 * KIB
 """One question: it is part of every cut while it is open."""
 STEPS_PER_TURN_MAX: Final = 10_000

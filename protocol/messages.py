@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from protocol.consulting import ConsultRequest
 from protocol.errors import MalformedFrame, printable
 from protocol.ids import AgentId
 from protocol.limits import CONTROL_BYTES_MAX
@@ -71,14 +72,29 @@ class Register(Control, frozen=True, kw_only=True, tag="register"):
     kinds: tuple[str, ...] = ()
     """Kinds of agents that it can take from others."""
     takes_input: bool = False
-    """It understands `Ingest` and `Inspect`."""
+    """It understands `Ingest`, `Inspect` and `Consult`."""
+
+
+class WaitingAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent whose turn is parked until somebody decides what became of a step."""
+
+    agent: str
+    step: str
+    token: str
+    cause: str
+    """``in-doubt`` or ``diverged``."""
 
 
 class Heartbeat(Control, frozen=True, kw_only=True, tag="heartbeat"):
-    """Keeps the lease; also sent whenever nothing else was for `HEARTBEAT_NS`."""
+    """Keeps the lease; also sent whenever nothing else was for `HEARTBEAT_NS`, and when an agent begins to wait."""
 
     session: int
     open_epochs: tuple[int, ...] = ()
+    waiting: tuple[WaitingAgent, ...] = ()
+    """The first `WAITING_LISTED_MAX` agents that wait for somebody's decision; for people, not for the leader's machine."""
+    waiting_count: int = 0
+    questions: int = 0
+    """Open ones."""
 
 
 class TopologyAccepted(Control, frozen=True, kw_only=True, tag="topology-accepted"):
@@ -188,6 +204,18 @@ class Inspected(Control, frozen=True, kw_only=True, tag="inspected"):
     notes: tuple[str, ...] = ()
 
 
+class Consulted(Control, frozen=True, kw_only=True, tag="consulted"):
+    """Answer to `Consult`. Not one of `ToCoordinator`, as `Ingested`."""
+
+    session: int
+    request: int
+    code: str = ""
+    """"": done. Else why not: ``no-effect``, ``no-question``, ``under-way``, ``settled-before``, ``bad-value``, ..."""
+    sentence: str = ""
+    body: bytes = b""
+    """JSON object, at most `CONSULT_BYTES_MAX`."""
+
+
 class Leave(Control, frozen=True, kw_only=True, tag="leave"):
     """Orderly: takes effect between epochs; answered by `Left`."""
 
@@ -292,8 +320,16 @@ class Inspect(Control, frozen=True, kw_only=True, tag="inspect"):
 
     session: int
     request: int
-    """Unique on this connection, over `Ingest` and `Inspect`."""
+    """Unique on this connection, over `Ingest`, `Inspect` and `Consult`."""
     epoch: int
+
+
+class Consult(Control, frozen=True, kw_only=True, tag="consult"):
+    """An operator's look at effects, questions or turns, or word on one of them; answered by `Consulted`. Not one of `ToParticipant`."""
+
+    session: int
+    request: int
+    what: ConsultRequest
 
 
 class StartEpoch(Control, frozen=True, kw_only=True, tag="start-epoch"):
@@ -388,9 +424,9 @@ ToParticipant: TypeAlias = (
     | Fenced
 )
 
-FromParticipant: TypeAlias = ToCoordinator | Ingested | Inspected
+FromParticipant: TypeAlias = ToCoordinator | Ingested | Inspected | Consulted
 """All that a participant says on its connection."""
-FromCoordinator: TypeAlias = ToParticipant | Ingest | Inspect
+FromCoordinator: TypeAlias = ToParticipant | Ingest | Inspect | Consult
 """All that it hears."""
 
 _encoder = msgspec.msgpack.Encoder()

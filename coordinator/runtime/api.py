@@ -234,7 +234,7 @@ class Api:
         if not self._service.caught_up:
             hint = "see that a quorum of coordinators runs"
             return [_check("replica", ok=False, detail="has not caught up since this coordinator's start", hint=hint)]
-        return [self._participants_check(), _epochs_check(ledger)]
+        return [self._participants_check(), _recovery_check(ledger, self._service.live), _epochs_check(ledger)]
 
     def _participants_check(self) -> dict[str, Any]:
         ledger, live = self._service.ledger, self._service.live
@@ -321,6 +321,18 @@ class Api:
 
 def _names(names: list[str]) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def _recovery_check(ledger: Ledger, live: views.LiveView | None) -> dict[str, Any]:
+    document = views.recovery(ledger, live)
+    doing, why = document["state"], document["why"]
+    detail = f"{doing}: {why}" if why else str(doing)
+    hint = (
+        "look into the cause, then `cleancut epoch restore latest`"
+        if doing in {"stopped", "failed"}
+        else "start what is lost"
+    )
+    return _check("recovery", doing in {"running", "restoring"}, detail, hint)
 
 
 def _epochs_check(ledger: Ledger) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def recovery(ledger: Ledger, live: LiveView | None) -> dict[str, Any]:
         doing, why = "stopped", state.stopped
     elif record is not None and record.running:
         doing, why = "restoring", record.cause
-    elif ledger.lost_members():
+    elif ledger.policy.recovery != "off" and ledger.lost_members():
         doing, why = "waiting", f"{ledger.lost_members()[0].id} is lost"
     else:
         doing, why = "running", ""

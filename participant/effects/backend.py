@@ -22,6 +22,9 @@ class EffectBackend(Protocol):
     for good, and `Unreachable` when it does not answer: whether it acted is unknown then, and asking again is right.
     """
 
+    shared: bool
+    """Other participants use it, too: what one of them is told here, another may wait for."""
+
     async def open(self, fence: FencingToken) -> None:
         """Get ready to serve this life of the participant; older ones are refused from here on. Again with a later one is fine.
 
@@ -79,6 +82,9 @@ class EffectBackend(Protocol):
 
 class MemoryEffects:
     """A ledger that lives as long as this object: for tests. Share one among participants that come and go."""
+
+    shared = False
+    """True has participants that share it look for what others were told."""
 
     def __init__(self) -> None:
         self.ledger = EffectLedger()

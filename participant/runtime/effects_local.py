@@ -44,6 +44,8 @@ class LocalEffects:
         rewrite_bytes_min: A smaller log is not rewritten.
     """
 
+    shared = False
+
     def __init__(
         self,
         folder: LocalFolder,

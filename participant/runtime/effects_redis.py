@@ -147,6 +147,8 @@ class RedisEffects:
         ConfigError: The client library is not installed, or the URL is none.
     """
 
+    shared = True
+
     def __init__(self, url: str, *, cluster: str) -> None:
         try:
             from redis.asyncio import Redis

@@ -10,6 +10,8 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
 
+import msgspec
+
 from participant.capture import Capturer
 from participant.loading import load_agent, read_agent, split_envelopes
 from participant.restoring import Plan, Restoration, StateHash, in_flight, plan
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from participant.runtime.clock import Clock
     from participant.serializers import PickleAllowed
     from protocol.ids import ParticipantId
+    from protocol.journal import OpenQuestion
     from protocol.keys import ClusterKeys
     from protocol.manifest import AgentSnapshot, ChunkRef, LocalSnapshot, Manifest
     from protocol.messages import Restore
@@ -194,7 +197,7 @@ class Loader:
             timers=timers,
             outputs=saved.outputs,
             journal=saved.journal,
-            questions=saved.questions,
+            questions=[_aged(question, order.elapsed_ns) for question in saved.questions],
             dead=snapshot.dead,
             now=self._clock.now(),
             allowed=sources.allowed,
@@ -263,6 +266,13 @@ class Loader:
                 if self._clock.now() >= give_up:
                     raise
                 await self._sleep(backoff.next())
+
+
+def _aged(question: OpenQuestion, elapsed_ns: int) -> OpenQuestion:
+    """A question runs on while nobody was there to be asked, as a timer does."""
+    if question.left_ns < 0:
+        return question
+    return msgspec.structs.replace(question, left_ns=max(0, question.left_ns - elapsed_ns))
 
 
 def failure_kind(error: Exception) -> str:

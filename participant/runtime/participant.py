@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
+import msgspec
+
 from participant.agent import Agent
 from participant.codec import MessageRegistry
 from participant.config import ParticipantConfig, check_interpreter
@@ -73,6 +75,7 @@ from participant.machine_events import (
     TurnCommitted,
 )
 from participant.runtime.clock import Clock, LoopClock
+from participant.runtime.consulting import ConsultDesk
 from participant.runtime.control import Control, ControlClient
 from participant.runtime.effect_desk import Question, answer, make_backend, settle
 from participant.runtime.inspection import inspect
@@ -86,6 +89,7 @@ from participant.runtime.tasks import TaskSet
 from participant.runtime.threads import in_thread
 from participant.runtime.uploader import Uploader
 from participant.state import CutClock
+from protocol.consulting import AnswerQuestion, SettleEffect
 from protocol.errors import (
     ConfigError,
     FencedError,
@@ -99,8 +103,18 @@ from protocol.errors import (
 from protocol.failpoints import arm_failpoints, fp
 from protocol.ids import MESSAGE_ID_BYTES, MessageId, ParticipantId, agent_id, check_name
 from protocol.keys import ClusterKeys, read_secret, trust
-from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX
-from protocol.messages import Envelope, EpochFailed, Heartbeat, Ingest, Ingested, Inspect, LocalReport, Register
+from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX, WAITING_LISTED_MAX
+from protocol.messages import (
+    Consult,
+    Envelope,
+    EpochFailed,
+    Heartbeat,
+    Ingest,
+    Ingested,
+    Inspect,
+    LocalReport,
+    Register,
+)
 from protocol.outputs import FencingToken
 from protocol.version import __version__
 from protocol.wire import FrameCodec
@@ -274,6 +288,14 @@ class Participant:
         folder = await asyncio.to_thread(self._open_folder)
         self._steps = self._make_steps(folder)
         self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks, steps=self._steps)
+        self._desk = ConsultDesk(
+            self._hosts,
+            self._steps,
+            participant=self.id,
+            folder=None if folder is None else folder.path,
+            resume=self._pump.resume,
+            clock=self._clock,
+        )
         self._outlet = Outlet(
             self._sinks,
             self._hosts,
@@ -691,6 +713,7 @@ class Participant:
         log.warning("agent %s is parked: %s", outcome.agent, outcome.reason)
         if self._steps is not None:
             self._steps.turn_parked()
+        self._say_who_waits()
         event = StepInDoubt if outcome.cause == "in-doubt" else TurnDiverged
         self._tell(event(agent=outcome.agent, step=outcome.step, token=outcome.token, reason=outcome.reason))
 
@@ -704,8 +727,8 @@ class Participant:
             if host.parked is not None and host.parked.token == token:
                 self._pump.resume(host.id)
 
-    def effects_failed(self, error: StoreError | FencedError) -> None:
-        """From the steps: the effect ledger is broken for good, or somebody else's."""
+    def effects_failed(self, error: SnapshotError) -> None:
+        """From the steps: the effect ledger is broken for good, set up wrongly, or somebody else's."""
         self._end(error)
 
     # --- from the outlet ----------------------------------------------------------------------------------------------
@@ -791,7 +814,17 @@ class Participant:
             return None
         for progress in self._machine.still_recording():
             self._control.send(progress)
-        return self._machine.heartbeat()
+        beat = self._machine.heartbeat()
+        listed, count, questions = self._desk.waiting(WAITING_LISTED_MAX)
+        if beat is None or not (count or questions):
+            return beat
+        return msgspec.structs.replace(beat, waiting=listed, waiting_count=count, questions=questions)
+
+    def _say_who_waits(self) -> None:
+        """At once: a heartbeat comes only where nothing else is said for a while."""
+        beat = self.heartbeat_message()
+        if beat is not None:
+            self._control.send(beat)
 
     def control_received(self, message: FromCoordinator) -> None:
         """From the control connection: an answer or order, or outside input."""
@@ -803,7 +836,17 @@ class Participant:
             if message.session == self._machine.session and not self._closed:
                 self._tasks.spawn(self._inspect_for(message), name="inspection")
             return
+        if isinstance(message, Consult):
+            if message.session == self._machine.session and not self._closed:
+                self._tasks.spawn(self._consult_for(message), name="an operator's look or word")
+            return
         self._step(ControlArrived(message=message))
+
+    async def _consult_for(self, asked: Consult) -> None:
+        answer = await self._desk.answer(asked)
+        self._control.send(answer)
+        if isinstance(asked.what, SettleEffect | AnswerQuestion):
+            self._say_who_waits()
 
     async def _inspect_for(self, asked: Inspect) -> None:
         agents = [*self._agents, *(host.agent for host in self._hosts)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from participant import Agent, Context, Participant
 from participant.effects.backend import MemoryEffects
 from participant.effects.entries import State
 from participant.effects.ledger import Claimed, Known
@@ -13,9 +14,18 @@ from participant.runtime.durable_log import LogPoisoned
 from participant.runtime.effects_local import LocalEffects
 from participant.runtime.effects_redis import RedisEffects
 from participant.runtime.log_files import LocalFolder
-from protocol.errors import ConfigError, StoreError, Unreachable
+from participant.testing import Cluster
+from protocol.errors import ConfigError, Refused, StoreError, Unreachable
 from tests.conformance.test_effect_backends import FENCE, LATER, entry
 from tests.redis_server import RedisServer
+
+
+class Charger(Agent, kind="charger"):
+    async def on_start(self, ctx: Context) -> None:
+        await ctx.step(nothing)
+
+
+async def nothing() -> None: ...
 
 
 def local(folder: Path, **settings: int) -> LocalEffects:
@@ -159,3 +169,39 @@ async def test_a_ledger_in_memory_is_shared_by_those_who_are_given_it():
     await effects.open(FENCE)
     await effects.claim(entry(), FENCE)
     assert isinstance(await effects.claim(entry(claim_id=b"two"), LATER), Known)
+
+
+async def test_a_participant_whose_redis_forgets_ends_and_says_why(tmp_path: Path):
+    """Not a dead letter: no message of it could ever be handled."""
+    server = RedisServer(tmp_path, appendfsync="no")
+    server.start()
+    try:
+        cluster = Cluster(Charger("main"))
+        cluster.effects = server.url  # type: ignore[assignment]
+        await cluster.__aenter__()
+        participant = cluster.participant_of("charger/main")
+        with pytest.raises(ConfigError, match="appendfsync no"):
+            await cluster.__aexit__(None, None, None)
+        assert participant.dead_letters == ()
+    finally:
+        server.stop()
+
+
+async def test_nothing_is_asked_of_a_ledger_before_the_participant_is_a_member(tmp_path: Path):
+    """Its fencing token would be nobody's."""
+    participant = Participant(
+        Charger("main"),
+        id="p1",
+        cluster="shop",
+        transport="memory",
+        store="memory:nobody",
+        secret=bytes(range(32)),
+        coordinators=["127.0.0.1:1"],
+        local=str(tmp_path),
+    )
+    with pytest.raises(Refused, match="not started"):
+        await participant.effects()
+    async with participant:
+        with pytest.raises(Refused, match="no member"):
+            await participant.effects()
+        assert participant.questions() == ()

@@ -260,6 +260,22 @@ async def test_a_crash_and_a_rollback_between_any_two_points_change_nothing(mome
     await cluster.__aexit__(None, None, None)
 
 
+async def test_an_answer_that_another_participant_is_given_is_noticed():
+    """They share the ledger, as with Redis."""
+    cluster = Cluster(Editor("main"), Editor("other"))
+    cluster.effects.shared = True
+    await cluster.__aenter__()
+    await cluster.send("editor/main", Publish("news"))
+    await cluster.idle()
+    (question,) = cluster.questions()
+    assert await cluster.participants["p2"].answer(question.token, True) is AnswerResult.TAKEN
+    await cluster.idle()
+    assert published(cluster) == []
+    await cluster.advance(2)
+    assert published(cluster) == ["news"]
+    await cluster.__aexit__(None, None, None)
+
+
 async def test_questions_and_steps_side_by_side_keep_their_places():
     class Both(Agent, kind="both"):
         found = value(list[str])

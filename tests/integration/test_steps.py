@@ -190,6 +190,24 @@ async def test_a_lost_answer_without_resolver_parks_the_turn_until_an_operator_s
         assert await participant.effects() == ()
 
 
+@pytest.mark.parametrize("settlement", [Happened({"number": 7, "order": "o1"}), DidNotHappen()])
+async def test_what_is_settled_at_another_participant_is_noticed(settlement: Any):
+    """They share the ledger, as with Redis."""
+    bank = Bank()
+    bank.trouble = [ConnectionError("no route")]
+    buyer = Buyer("main", bank)
+    cluster = Cluster(buyer, Buyer("other", bank))
+    cluster.effects.shared = True
+    async with cluster:
+        await cluster.send("buyer/main", Order("o1"))
+        await cluster.idle()
+        (parked,) = cluster.participant_of("buyer/main").parked
+        await cluster.participant_of("buyer/other").settle(parked.token, settlement)
+        await cluster.advance(3)
+        assert cluster.participant_of("buyer/main").parked == ()
+        assert buyer.receipts["o1"].number == (7 if isinstance(settlement, Happened) else 1)
+
+
 async def test_an_operator_who_says_that_it_did_not_happen_has_it_done():
     bank = Bank()
     bank.trouble = [ConnectionError("no route")]

@@ -2,7 +2,10 @@
 
 import asyncio
 import errno
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -294,3 +297,12 @@ async def test_a_ledger_that_cannot_be_written_ends_the_participant_and_nothing_
     with pytest.raises(StoreError, match="ENOSPC"):
         await cluster.__aexit__(None, None, None)
     assert Bank.calls == 0
+
+
+def test_the_example_that_users_copy_works():
+    """In a pytest of its own, as a user runs it."""
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "examples/test_charged_once.py"]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=55, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.policy import PolicySettings
-from protocol.messages import Restored
+from protocol.messages import Leave, Restored
 from tests.coordinator_world import LEASE_S, MS, RECOVERING, SECOND, World, cluster, replace_struct
 
 
@@ -463,6 +463,19 @@ def test_any_mixture_of_failures_ends_in_one_incarnation(seed):
     number = world.ledger.state.epoch + 1
     world.run(until=lambda: world.state_of(number) == "committed", limit=30)
     assert world.replicas_agree()
+
+
+def test_epoch_follows_a_leave_so_that_a_rollback_does_not_need_who_has_left():
+    world = with_epoch("a", "b", "c")
+    c = world.participants["c"]
+    c.say(Leave(session=c.session))
+    world.run(until=lambda: world.state_of(2) == "committed")
+    assert sorted(world.epoch(2).members) == ["a", "b"]
+    assert world.epoch(2).reason == "a participant has left"
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=recovered(world, 2))
+    assert world.ledger.rollback.epoch == 2
 
 
 def test_policy_of_the_world_is_one_that_recovers():
