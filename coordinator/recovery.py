@@ -104,6 +104,8 @@ class RecoveryKeeper:
         self._raising: dict[str, _Retry] = {}
         self._restored: dict[str, RestoredNote] = {}
         """Said, not proposed yet."""
+        self._failed: dict[str, tuple[int, str, str]] = {}
+        """Participant -> session, kind and cause of a failure that was said and not proposed yet."""
         self._contents: dict[int, Mapping[str, str]] = {}
         """Epoch -> agent -> participant, of manifests that were read."""
         self._reading = _Retry()
@@ -184,7 +186,7 @@ class RecoveryKeeper:
             # One note that the ledger cannot take would refuse the whole batch, and with it the others'.
             msgspec.convert(msgspec.to_builtins(note), RestoredNote)
         except (msgspec.ValidationError, OverflowError) as error:
-            self._fail(record, attendee, "unfit", f"its acknowledgement cannot be recorded: {error}")
+            self._failed[attendee.participant] = (attendee.session, "unfit", f"its acknowledgement is none: {error}")
             return
         self._restored[attendee.participant] = note
 
@@ -195,12 +197,14 @@ class RecoveryKeeper:
             return
         member = record.members.get(attendee.participant)
         if member is not None and member.session == attendee.session:
-            self._fail(record, attendee, message.kind, message.cause)
+            self._failed[attendee.participant] = (attendee.session, message.kind, message.cause)
 
-    def _fail(self, record: RollbackRecord, attendee: Attendee, why: str, cause: str) -> None:
+    def _propose_failed(self, record: RollbackRecord) -> None:
         desk = self._desk
-        if desk.proposals.busy("rollback-failed"):
-            return  # one is enough; who has to say more says it again with the next order
+        if not self._failed or desk.proposals.busy("rollback-failed"):
+            return
+        participant = min(self._failed)
+        session, why, cause = self._failed.pop(participant)
         if why == "corrupt" and record.epoch:
             self._spoilt.setdefault(record.epoch, cause)
         stamp = desk.proposals.stamp()
@@ -211,8 +215,8 @@ class RecoveryKeeper:
                 done=stamp.done,
                 term=desk.term,
                 incarnation=record.incarnation,
-                participant=attendee.participant,
-                session=attendee.session,
+                participant=participant,
+                session=session,
                 why=word(why),
                 cause=sentence(cause),
             ),
@@ -236,7 +240,10 @@ class RecoveryKeeper:
         if record is None or record.incarnation != event.incarnation or retry is None:
             return
         desk = self._desk
-        if record.fences.get(event.fence, True) or desk.proposals.busy("fence", event.fence):
+        if record.fences.get(event.fence, True):
+            return
+        if desk.proposals.busy("fence", event.fence):
+            retry.failed(now)  # the entry of an incarnation that is over is still on its way: say it again after it
             return
         stamp = desk.proposals.stamp()
         desk.propose(
@@ -289,11 +296,13 @@ class RecoveryKeeper:
             self._seen = state.incarnation
             self._raising.clear()
             self._restored.clear()
+            self._failed.clear()
         record = self._ledger.rollback
         if record is not None and record.state == FENCING:
             self._keep_fencing(record, now)
         elif record is not None and record.state == RESTORING:
             self._keep_restoring(record, now)
+            self._propose_failed(record)
         cause = self._need()
         if not cause:
             self._need_since = None

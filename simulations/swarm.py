@@ -70,7 +70,7 @@ GROUP_ONLY: Final = ("depose", "split-leader", "log-install", "log-stale")
 FOUR_ONLY: Final = ("partition-ring",)
 """In a ring of three everybody is a neighbour."""
 DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
-RECOVERABLE: Final = ("bank", "ring", "pipeline")
+RECOVERABLE: Final = ("bank", "bank", "ring", "pipeline")
 """Workloads that know of nothing outside their agents which a rollback does not take back."""
 SPOILING: Final = (
     "store-rot",
@@ -136,9 +136,16 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
 def for_recovery(options: Options) -> None:
     """The same world, in which a lost participant comes back with a rollback."""
     options.recovery = True
-    if options.workload not in RECOVERABLE:
-        options.workload = stream(options.seed, "recovery").pick(RECOVERABLE)
+    random = stream(options.seed, "recovery")
+    workload = options.workload if options.workload in RECOVERABLE else random.pick(RECOVERABLE)
+    if workload != options.workload:
+        options.workload = workload
         fit_workload(options)
+    if random.chance(3, 4):
+        # Something to come back to before most faults, and much of it on its way.
+        options.interval_ns = min(options.interval_ns, SECOND)
+        options.tick_ns = min(options.tick_ns, 300 * MS)
+        options.burst = max(options.burst, 3)
 
 
 def fit_workload(options: Options) -> None:
@@ -224,6 +231,14 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
     found: list[Fault] = (
         forced(options, points[options.seed % len(points)]) if force and kinds is None and draw >= 20 else []
     )
+    if options.recovery and kinds is None and draw >= 20:
+        random = stream(options.seed, "deaths")
+        at = random.between(options.faults_ns // 3, options.faults_ns)
+        found.append(
+            Fault(
+                kind="crash", at_ns=at, for_ns=log_uniform(random, 20 * MS, SECOND), who=random.pick(names_of(options))
+            )
+        )
     for kind in on:
         if not _exists(kind, options):
             continue

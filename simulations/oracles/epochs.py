@@ -78,6 +78,11 @@ class EpochHistory:
             self.term = term
         if command["kind"] in {"start", "seal", "commit", "abort"}:
             self._epoch_changed(coordinator, int(command.get("epoch") or result["epoch"]))
+        if command["kind"] == "reports":
+            for outcome in result["outcomes"]:
+                number = int(outcome["epoch"])
+                if outcome["outcome"] == "accepted" and self.started[number].incarnation != self.incarnation:
+                    raise Violation("I22", f"a report for epoch {number} of an older incarnation is accepted")
         if command["kind"] == "rollback" and result.get("outcome") == "begun":
             self._rolled_back(int(command["incarnation"]), int(command["epoch"]))
         for number in result.get("aborted", ()):  # a member was lost, or a rollback began

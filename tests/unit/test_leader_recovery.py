@@ -232,6 +232,37 @@ def test_fence_that_fails_is_raised_again_and_no_order_leaves_before():
     world.run(until=recovered(world, 2))
 
 
+@pytest.mark.parametrize("kind", ["fence", "restored", "rollback-failed"])
+def test_entry_of_an_older_incarnation_that_is_on_its_way_holds_up_nothing(kind):
+    """It takes the place in which the same word of the newer incarnation would go into the log."""
+    world = with_epoch("a", "b", "c")
+    held = []
+    submit = world.submit
+
+    def hold(coordinator, text):
+        if f'"kind":"{kind}"' in text and '"incarnation":2' in text:
+            held.append((coordinator, text))
+        else:
+            submit(coordinator, text)
+
+    world.submit = hold
+    world.kill_participant("b")
+    failure = ("store", "EIO") if kind == "rollback-failed" else None
+    world.revive("b", restore_fails=failure)
+    world.run(until=lambda: held)
+    world.kill_participant("c")
+    world.revive("c", restore_fails=failure)
+    world.run(until=lambda: world.ledger.state.incarnation == 3)
+    world.run(0.5)
+    world.submit = submit
+    for participant in world.participants.values():
+        participant.restore_fails = None
+    for each in held:
+        submit(*each)
+    world.run(until=lambda: world.running(world.ledger.state.incarnation), limit=30)
+    assert world.ledger.state.incarnation == (4 if failure else 3)
+
+
 def test_sealed_epoch_is_committed_first():
     world = with_epoch("a", "b")
     world.trigger()
