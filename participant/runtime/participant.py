@@ -945,7 +945,8 @@ class Participant:
     def _record_local(self, effect: RecordLocal) -> None:
         began = self._clock.now()
         position = 0 if self._intake is None else self._intake.cut(effect.epoch)
-        self._uploader.freeze(effect, began, input_position=position)
+        tokens = () if self._intake is None else self._intake.tokens()
+        self._uploader.freeze(effect, began, input_position=position, input_tokens=tokens)
         self._outlet.cut(effect.epoch)
         self.record_ns_max = max(self.record_ns_max, self._clock.now() - began)
 
@@ -1003,7 +1004,11 @@ class Participant:
         """What came after the epoch's cut enters again, then what is new; a cut may be taken before either has begun."""
         life = Life(self._machine.incarnation, self._machine.session)
         if restored:
-            ticket = intake.hold(epoch=self._restored_epoch, position=self._restorer.input_position)
+            ticket = intake.hold(
+                epoch=self._restored_epoch,
+                position=self._restorer.input_position,
+                tokens=self._restorer.input_tokens,
+            )
             self._tasks.spawn(self._open_intake(intake.restore(life, ticket)), name="input comes again")
         else:
             ticket = intake.hold(epoch=None)
