@@ -58,7 +58,7 @@ class Loaded(NamedTuple):
     unrouted: tuple[Delivery, ...]
     input_position: int | None
     """Newest entry of this participant's input log that the epoch holds; None: it was no member of it."""
-    input_tokens: list[tuple[bytes, bytes]]
+    input_tokens: Sequence[tuple[bytes, bytes]] = ()
     """Of this participant, and of those whose agents are here now."""
 
 
