@@ -41,7 +41,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@printf '%s\n' "$(CURDIR)" >$(STAMP)
 
 .PHONY: demo
-demo: $(STAMP) ## a whole cluster on this machine: snapshots while a leader is killed, then the proof (DEMO_ARGS="--seconds 30")
+demo: $(STAMP) ## a whole cluster on this machine: agents and leaders are killed and come back, then the proof (DEMO_ARGS="--seconds 30")
 	@$(VENV)/bin/cleancut demo $(DEMO_ARGS)
 
 .PHONY: check

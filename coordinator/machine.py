@@ -49,7 +49,7 @@ from coordinator.events import (
     TimerFired,
 )
 from coordinator.keeper import EpochKeeper
-from coordinator.ledger import ConfigureCommand, LeadCommand, StartCommand
+from coordinator.ledger import ConfigureCommand, FoundCommand, LeadCommand, StartCommand
 from coordinator.ledger.commands import sentence
 from coordinator.ledger.records import STARTED
 from coordinator.policy import PolicySettings, earliest_start, is_struggling, next_start
@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 
     from coordinator.events import Effect, Event
     from coordinator.ledger import Ledger
+    from protocol.forks import Fork
     from protocol.messages import ToCoordinator
 
 _MS: Final = 1_000_000
@@ -91,6 +92,7 @@ class Leader:
         policy: Configured if the ledger has none yet.
         lease_ns: A participant that is silent this long is lost.
         fences: Stores and sinks that acknowledge each incarnation before it is restored; the driver knows them by name.
+        fork: What the store says that this cluster is a fork of.
     """
 
     def __init__(
@@ -102,12 +104,14 @@ class Leader:
         policy: PolicySettings | None = None,
         lease_ns: int = LEASE_NS,
         fences: tuple[str, ...] = ("store",),
+        fork: Fork | None = None,
     ) -> None:
         self._desk = Desk(ledger, client=client, lease_ns=lease_ns)
         self._keeper = EpochKeeper(self._desk)
         self._registry = Registry(self._desk, self._keeper.where)
         self._recovery = RecoveryKeeper(self._desk, fences)
         self._ledger = ledger
+        self._fork = fork
         self._coordinator = coordinator
         self._first_policy = policy if policy is not None else PolicySettings()
         self._leader = ""
@@ -270,6 +274,26 @@ class Leader:
                 ("configure",),
                 ConfigureCommand(id=stamp.id, done=stamp.done, term=self._desk.term, policy=self._first_policy),
             )
+        fork = self._fork
+        if fork is not None and self._ledger.state.origin is None:
+            stamp = self._desk.proposals.stamp()
+            self._desk.propose(
+                ("found",),
+                FoundCommand(
+                    id=stamp.id,
+                    done=stamp.done,
+                    term=self._desk.term,
+                    epoch=fork.epoch,
+                    manifest=fork.manifest,
+                    incarnation=fork.incarnation,
+                    session=fork.session,
+                    members=fork.members,
+                    started_at=fork.started_at,
+                    origin_cluster=fork.origin_cluster,
+                    origin_manifest=fork.origin_manifest,
+                    dry_run=fork.dry_run,
+                ),
+            )
 
     def _stop(self, reason: str) -> None:
         """Act no more. Participants have to go to the next leader, so they are hung up on."""
@@ -340,7 +364,10 @@ class Leader:
             self._registry.refuse_not_leader(connection, self._leader)
             return
         if isinstance(message, Register):
-            self._registry.register(connection, message)
+            if self._fork is not None and self._ledger.state.origin is None:
+                self._registry.refuse_for_now(connection, "this fork has not been founded yet")
+            else:
+                self._registry.register(connection, message)
             return
         attendee = self._desk.attendance.attendee_of(connection)
         if attendee is None or attendee.session != message.session:

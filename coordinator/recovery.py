@@ -377,6 +377,11 @@ class RecoveryKeeper:
         if self._request is not None:
             return self._request.reason or "an operator asked for it"
         ledger = self._ledger
+        origin = ledger.state.origin
+        if origin is not None and not ledger.state.rollbacks and not ledger.state.stopped:
+            # Whatever the policy: without it nothing here ever runs.
+            live = any(record.live for record in ledger.state.participants.values())
+            return f"this cluster begins as a fork of epoch {origin.epoch} of {origin.cluster}" if live else ""
         if ledger.policy.recovery != "auto" or ledger.state.policy is None or ledger.state.stopped:
             return ""
         lost = ledger.lost_members()

@@ -214,6 +214,14 @@ class Registry:
             return "wrong-version", f"protocol version {message.protocol}; this coordinator speaks {PROTOCOL_VERSION}"
         if message.cluster != cluster:
             return "wrong-cluster", f"this is cluster {cluster}, not {ascii(message.cluster)[:80]}"
+        origin = self._desk.ledger.state.origin
+        if (origin is not None and origin.dry_run) != message.dry_run:
+            return "dry-run", (
+                f"cluster {cluster} is a fork in dry-run, and the store of {ascii(message.participant)[:80]} does not say so: "
+                "use the fork's store"
+                if not message.dry_run
+                else f"the store of {ascii(message.participant)[:80]} is of a fork in dry-run, and cluster {cluster} is none"
+            )
         if len(message.agents) > AGENTS_PER_PARTICIPANT_MAX:
             return "full", f"{len(message.agents)} agents; at most {AGENTS_PER_PARTICIPANT_MAX} are taken"
         try:
@@ -263,6 +271,10 @@ class Registry:
     def _refuse(self, connection: int, code: str, text: str, leader: str = "") -> None:
         self._desk.send_to(connection, RegisterRefused(code=code, sentence=sentence(text), leader=leader))
         self._desk.close(connection, code)
+
+    def refuse_for_now(self, connection: int, text: str) -> None:
+        """Come again in a moment."""
+        self._refuse(connection, "full", text)
 
     def refuse_not_leader(self, connection: int, leader: str) -> None:
         """This coordinator does not lead: point to the one that does."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from participant.host import AgentHost
     from participant.machine_events import RecordedChannel
     from participant.state import CutClock
+    from protocol.ids import Digest
     from protocol.journal import FinishedStep, OpenQuestion
     from protocol.outputs import Output
 
@@ -85,6 +86,8 @@ class Capturer:
         self._since = 0
         """The cut of the newest committed epoch, 0: none."""
         self._frozen: dict[int, Frozen] = {}
+        self._tokens: dict[Digest, Chunk] = {}
+        """Chunks of input tokens in the newest committed epoch."""
 
     def freeze(
         self,
@@ -94,6 +97,7 @@ class Capturer:
         unrouted: Sequence[bytes] = (),
         now: int,
         input_position: int = 0,
+        input_tokens: Sequence[bytes] = (),
     ) -> Frozen:
         """Take the cut. Nothing may run between the marker rule's decision and this.
 
@@ -103,12 +107,14 @@ class Capturer:
             unrouted: Encoded envelopes to agents that nobody hosts.
             now: Driver time, nanoseconds; timers are saved relative to it.
             input_position: Newest entry of the participant's input log that has been taken in.
+            input_tokens: Its tokens, in encoded blocks; those that did not change are the same bytes as in the epoch before.
         """
         if epoch in self._frozen:
             raise LocalProtocolError(f"epoch {epoch} was frozen before")
         generation = self._clock.cut()
         frozen = Frozen(self, epoch, generation, self._since, self._saved, list(hosts), tuple(unrouted), now)
         frozen.input_position = input_position
+        frozen.input_tokens = input_tokens
         self._frozen[epoch] = frozen
         self._mark()
         return frozen
@@ -121,6 +127,7 @@ class Capturer:
         self._clock.close(frozen.generation)
         if frozen.finished and frozen.generation > self._since:
             self._saved = frozen.saved
+            self._tokens = {chunk.digest: chunk for chunk in frozen.token_chunks}
             self._since = frozen.generation
         self._mark()
 
@@ -182,6 +189,8 @@ class Frozen:
         """Bytes of the packs made for it."""
         self.input_position = 0
         """Of the participant's input log, at the cut."""
+        self.input_tokens: Sequence[bytes] = ()
+        self.token_chunks: tuple[Chunk, ...] = ()
         self._capturer = capturer
         self._before = before
         self._hosts = hosts
@@ -223,6 +232,7 @@ class Frozen:
             if changed or index % AGENTS_PER_STEP == AGENTS_PER_STEP - 1:
                 yield None
         self._unrouted_chunks = yield from self._steps(_array(self._unrouted, self._writer, len(self._unrouted)))
+        self.token_chunks = yield from self._steps(self._token_chunks())
         self.encoded = True
         self._capturer._clock.close(self.generation)  # noqa: SLF001 - one module, one machine
         yield from self._packs()
@@ -287,6 +297,7 @@ class Frozen:
             incoming=incoming,
             state_bytes=self.state_bytes,
             input_position=self.input_position or msgspec.UNSET,
+            input_tokens=tuple(chunk.ref() for chunk in self.token_chunks) or msgspec.UNSET,
             build=build,
         )
 
@@ -335,6 +346,14 @@ class Frozen:
         while heap:
             due, _, _, data = heappop(heap)
             yield b"\x92" + ENCODER.encode(max(0, due - self._now)) + data
+
+    def _token_chunks(self) -> Generator[None, None, tuple[Chunk, ...]]:
+        known = self._capturer._tokens  # noqa: SLF001 - one module, one machine
+        chunks: list[Chunk] = []
+        for block in self.input_tokens:
+            chunks.append(self._writer.put(block, known))
+            yield
+        return tuple(chunks)
 
     def _steps(self, steps: Generator[None, None, Any]) -> Generator[Pack | None, None, Any]:
         """Run a generator of small steps to its end; packs come out in between."""

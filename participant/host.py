@@ -202,9 +202,10 @@ class Turn:
             for delay, envelope, data in context.timers:
                 host.set_timer(now + delay, envelope, data)
             due = host.timers[0][0]
-        return TurnResult(
-            context.sends, due, context.epoch_requests, context.outputs, context.timers, state.changes, steps
-        )
+        outputs = context.outputs
+        if not state.logged:
+            return TurnResult(context.sends, due, context.epoch_requests, outputs)
+        return TurnResult(context.sends, due, context.epoch_requests, outputs, context.timers, state.changes, steps)
 
     def rollback(self, error: BaseException, now: int) -> FailureOutcome | Parked:
         """Undo the turn; the failure policy says what becomes of its message.

@@ -37,6 +37,9 @@ MARKS_KEPT: Final = 64
 MARKS_KEPT_TIGHT: Final = 3
 """The same when half of the room is taken: the newest epoch may turn out to be damaged, and the one before it, too."""
 HASH_BYTES: Final = 16
+TOKENS_PER_BLOCK: Final = 512
+TOKEN_BLOCKS_MAX: Final = 64
+"""Blocks of tokens that an epoch holds: 32,768 tokens, a megabyte."""
 
 
 class InputRecord(msgspec.Struct, array_like=True, frozen=True, tag="in"):
@@ -138,6 +141,16 @@ def position_message_id(cluster: str, participant: str, position: int) -> Messag
     return MessageId(hasher.digest(length=MESSAGE_ID_BYTES))
 
 
+def check_same(known: bytes, digest: bytes) -> None:
+    """Whether a token came with the same before.
+
+    Raises:
+        Refused: With something else (``token-conflict``).
+    """
+    if not hmac.compare_digest(known, digest):
+        raise Refused("token-conflict", "this token came before with another target or message; use a new one")
+
+
 class Known(NamedTuple):
     """What is known of a token."""
 
@@ -187,8 +200,8 @@ class InputIndex:
             Refused: It was, and asked for something else (``token-conflict``).
         """
         known = self._tokens.get(token)
-        if known is not None and not hmac.compare_digest(known.digest, digest):
-            raise Refused("token-conflict", "this token came before with another target or message; use a new one")
+        if known is not None:
+            check_same(known.digest, digest)
         return known
 
     def forget(self, first: int, before: int) -> None:
@@ -230,6 +243,14 @@ class InputIndex:
             del self._tokens[token]
         return TokensRecord(tuple(old[-self._tokens_kept :]))
 
+    def known_up_to(self, position: int) -> list[tuple[bytes, bytes]]:
+        """Hash and digest of the tokens whose inputs are not behind this position, oldest first."""
+        return [(token, known.digest) for token, known in self._tokens.items() if known.position <= position]
+
+    def has(self, token: bytes) -> bool:
+        """Whether a token is known."""
+        return token in self._tokens
+
     @property
     def tokens(self) -> int:
         """How many are known."""
@@ -239,6 +260,32 @@ class InputIndex:
     def newest_mark(self) -> MarkRecord | None:
         """Of the newest committed epoch."""
         return self._marks[-1] if self._marks else None
+
+
+class EnteredTokens:
+    """Tokens of inputs that have entered, in blocks whose bytes do not change once they are full: an epoch writes the last one.
+
+    Args:
+        tokens: Hash and digest of each, oldest first.
+    """
+
+    def __init__(self, tokens: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        self._full: list[bytes] = []
+        self._last: list[tuple[bytes, bytes]] = []
+        for token, digest in tokens:
+            self.add(token, digest)
+
+    def add(self, token: bytes, digest: bytes) -> None:
+        """One more has entered."""
+        self._last.append((token, digest))
+        if len(self._last) == TOKENS_PER_BLOCK:
+            self._full.append(encode_record(self._last))
+            self._last = []
+            del self._full[:-TOKEN_BLOCKS_MAX]
+
+    def blocks(self) -> tuple[bytes, ...]:
+        """Each an encoded array of pairs."""
+        return (*self._full, encode_record(self._last)) if self._last else tuple(self._full)
 
 
 def inputs_of(first: int, records: Iterable[LogRecord]) -> list[tuple[int, InputRecord]]:

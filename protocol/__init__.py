@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from protocol.cut import Violation
     from protocol.errors import (
         ConfigError,
+        DryRun,
         FencedError,
         ForgedFrame,
         IllegalName,
@@ -73,6 +74,7 @@ __all__ = [
     "ConfigError",
     "CoordinatorId",
     "Digest",
+    "DryRun",
     "Duration",
     "Envelope",
     "Epoch",
@@ -133,6 +135,7 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
             "cut": ("Violation",),
             "errors": (
                 "ConfigError",
+                "DryRun",
                 "FencedError",
                 "ForgedFrame",
                 "IllegalName",

@@ -27,6 +27,7 @@ _pairs: Final = msgspec.msgpack.Decoder(list[tuple[Any, Any]])
 _keys: Final = msgspec.msgpack.Decoder(list[Any])
 _raws: Final = msgspec.msgpack.Decoder(list[msgspec.Raw])
 _timers: Final = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
+_tokens: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes]])
 _outputs: Final = msgspec.msgpack.Decoder(list[Output])
 _journal: Final = msgspec.msgpack.Decoder(list[FinishedStep])
 _questions: Final = msgspec.msgpack.Decoder(list[OpenQuestion])
@@ -113,6 +114,11 @@ def _of_messages(found: list[_Saved], name: str) -> list[_Saved]:
         if len(each.message_id) != MESSAGE_ID_BYTES:
             raise ObjectCorrupt("get", name, f"a message id of {len(each.message_id)} bytes, not {MESSAGE_ID_BYTES}")
     return found
+
+
+def decode_tokens(data: bytes, name: str) -> list[tuple[bytes, bytes]]:
+    """Hashes of tokens of outside input, each with the digest of what was asked for."""
+    return _decode(_tokens, data, name)
 
 
 def decode_channel(data: bytes, count: int, name: str) -> list[bytes]:

@@ -176,6 +176,7 @@ def chunk_refs(snapshot: LocalSnapshot) -> Iterator[ChunkRef]:
         yield from agent.journal
         yield from agent.questions
     yield from snapshot.unrouted
+    yield from snapshot.input_tokens or ()
     for incoming in snapshot.incoming:
         yield from incoming.chunks
 

@@ -26,6 +26,7 @@
       Unsavable                     a state value or message that cannot be saved: agent, key path, type
       UnknownAgent                  no participant of the topology hosts it
       Refused                       the other side said no: code and sentence
+        DryRun                      a fork in dry-run does no effect
       Unreachable                   the other side did not answer
 
 Losing a race, a duplicate and a stale epoch are outcomes, not errors.
@@ -193,6 +194,13 @@ class Refused(SnapshotError):
     def __init__(self, code: str, sentence: str) -> None:
         self.code = code
         super().__init__(sentence)
+
+
+class DryRun(Refused):
+    """An effect was not done: this cluster is a fork in dry-run, and no result of it is known. It certainly did not happen."""
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__("dry-run", sentence)
 
 
 class Unreachable(SnapshotError):

@@ -93,6 +93,9 @@ PACK_TARGET_BYTES: Final = 64 * MIB
 DECOMPRESSED_BYTES_MAX: Final = 16 * MIB
 """No chunk unfolds into more, whatever its header says."""
 MANIFEST_BYTES_MAX: Final = 256 * MIB
+PACK_OBJECT_BYTES_MAX: Final = 1024 * MIB
+"""A pack that is read as a whole, to be copied."""
+FORK_BYTES_MAX: Final = 64 * KIB
 SNAPSHOT_OBJECT_BYTES_MAX: Final = 512 * MIB
 CONTENT_BYTES_MAX: Final = 1024 * MIB
 """One field's value, mailbox or channel state, joined in memory to be checked or shown."""

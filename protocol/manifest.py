@@ -143,6 +143,9 @@ class LocalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     input_position: Number | msgspec.UnsetType = msgspec.UNSET
     """Of the participant's input log: everything up to it had been taken in before the cut, nothing behind it. Unset (which
     is false): nothing had been; then it takes no bytes."""
+    input_tokens: tuple[ChunkRef, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Each chunk is one msgpack array of ``[hash, digest]``: tokens of outside input whose effects are in this cut, the newest of
+    them, oldest first. Whoever takes an agent over from here knows by them what has been taken. Unset: none."""
     build: Text = ""
 
 

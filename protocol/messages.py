@@ -73,6 +73,8 @@ class Register(Control, frozen=True, kw_only=True, tag="register"):
     """Kinds of agents that it can take from others."""
     takes_input: bool = False
     """It understands `Ingest`, `Inspect` and `Consult`."""
+    dry_run: bool = False
+    """Its store is of a fork (`protocol.forks`): it does no effect and writes to no sink."""
 
 
 class WaitingAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -242,7 +244,7 @@ class RegisterRefused(Control, frozen=True, kw_only=True, tag="register-refused"
     """Answer to `Register`; the connection is closed.
 
     Codes: ``id-taken``, ``wrong-cluster``, ``wrong-version``, ``bad-name``, ``agent-taken``, ``fenced``, ``not-leader``,
-    ``full``.
+    ``full``, ``dry-run``.
     """
 
     code: str

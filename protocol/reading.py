@@ -23,6 +23,7 @@ from protocol.contents import (
     decode_questions,
     decode_segment,
     decode_timers,
+    decode_tokens,
     decode_value,
     messages_of,
 )
@@ -181,6 +182,14 @@ class EpochReader:
     def unrouted(self, participant: str) -> list[Envelope]:
         """Messages that a participant held for agents that nobody hosted yet."""
         return decode_mailbox(self._join(self.snapshot(participant).unrouted), f"unrouted messages of {participant}")
+
+    def input_tokens(self, participant: str) -> list[tuple[bytes, bytes]]:
+        """Hash and digest of the tokens of outside input that a participant had taken in."""
+        name = f"input tokens of {participant}"
+        found: list[tuple[bytes, bytes]] = []
+        for ref in self.snapshot(participant).input_tokens or ():
+            found += decode_tokens(self._join((ref,)), name)
+        return found
 
     def channel(self, source: str, target: str) -> list[Envelope]:
         """Messages in flight on a channel, in order. Raises `UnknownAgent` for a channel that is not there."""

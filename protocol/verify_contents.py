@@ -72,6 +72,7 @@ class ContentVerifier:
             for agent in snapshot.agents:
                 check.agent(agent)
             check.messages(f"unrouted messages of {participant}", snapshot.unrouted, snapshot.unrouted_count)
+            check.tokens(f"input tokens of {participant}", snapshot.input_tokens or ())
             for incoming in snapshot.incoming:
                 check.recording(incoming)
 
@@ -181,6 +182,10 @@ class _Check:
         if envelopes is not None:
             self._into.count("messages_in_mailboxes", len(envelopes))
             self._compare(place, count, len(envelopes))
+
+    def tokens(self, place: str, refs: tuple[ChunkRef, ...]) -> None:
+        for ref in refs:
+            self._unit((ref,), contents.decode_tokens, place)
 
     def recording(self, incoming: IncomingCut) -> None:
         channel = f"{incoming.source}->{self._participant}"

@@ -1,4 +1,4 @@
-"""``cleancut epoch list | show | trigger | abort | why | verify | state``.
+"""``cleancut epoch list | show | trigger | abort | restore | fork | why | verify | state``.
 
 `verify` and `state` also work on a store alone, without any coordinator (`coordinator.cli.offline`).
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -248,6 +249,49 @@ def restore(
         members = plural(int(field(document, "members_count") or 0), "participant")
         took = f" in {span(field(document, 'took_ms'))}" if state == "done" else f", {state}"
         say(f"incarnation {incarnation}: {members} back at {place}{took}")
+
+
+@epoch.command(short_help="An epoch as the beginning of another cluster.")
+@click.argument("number", type=EPOCH, metavar="EPOCH")
+@click.option("--cluster", metavar="NEW", help="The fork's name.")
+@click.option(
+    "--store", metavar="STORE", help="Where the fork goes; may be the original's store: its folder is its own."
+)
+@click.option(
+    "--fork-secret-file", type=click.Path(path_type=Path), help="The fork's secret; made if missing [./NEW.secret]."
+)
+@click.option(
+    "--into", type=click.Path(path_type=Path), help="Folder that `keys init` made for the fork: names all three."
+)
+@click.option("--from-store", metavar="STORE", help="The original's store, if neither --dir nor CLEANCUT_DIR names it.")
+@click.option("--from-cluster", metavar="NAME", help="Its name there; not needed where the store holds only one.")
+@looks_at_cluster
+def fork(
+    session: Session,
+    *,
+    number: int | str,
+    cluster: str | None,
+    store: str | None,
+    fork_secret_file: Path | None,
+    into: Path | None,
+    from_store: str | None,
+    from_cluster: str | None,
+) -> None:
+    """Make an epoch the beginning of another cluster, with its own name, secret and incarnations.
+
+    --dir names the original, which is only read; no coordinator is asked. Participants of the fork do no effects and write to no
+    sink (dry-run): what is known already is answered, everything else is refused or noted down.
+
+    \b
+    Beside the original, in the same store:
+      cleancut keys init ./try --cluster shop-try --store /srv/store --coordinators c1=127.0.0.1:7600:7700
+      cleancut epoch fork latest --dir ./shop --into ./try
+      cleancut coordinator --config ./try/c1.toml
+    """  # noqa: D301 - click wants the character itself
+    from coordinator.cli import fork as forking
+
+    place = forking.place_of(cluster, store, fork_secret_file, into)
+    forking.fork(session, number, place, from_store=from_store, from_cluster=from_cluster)
 
 
 @epoch.command(short_help="What an epoch waited for, in words.")

@@ -29,7 +29,7 @@ def verify(store: ObjectStore, number: int | str, keys: ClusterKeys | None, *, d
     Raises:
         Failure: The store has no such epoch.
     """
-    epoch = _present(store, number)
+    epoch = present(store, number)
     report: dict[str, Any] = msgspec.to_builtins(verify_epoch(store, epoch, keys, deep=deep))
     return report
 
@@ -68,7 +68,7 @@ def state(store: ObjectStore, number: int | str, agent: str, keys: ClusterKeys |
     return reader(store, number, keys).document(agent)
 
 
-def _present(store: ObjectStore, number: int | str) -> int:
+def present(store: ObjectStore, number: int | str) -> int:
     """The epoch's number, if its manifest is in the store."""
     if number == "latest":
         # The newest manifest that is *here*: good enough to look at, never to restore from (that, the ledger says).
@@ -94,7 +94,7 @@ def reader(store: ObjectStore, number: int | str, keys: ClusterKeys | None) -> E
     Raises:
         Failure: The store has no such epoch, or its signature is wrong.
     """
-    epoch = _present(store, number)
+    epoch = present(store, number)
     if keys is None:
         note("signature not checked: no secret was given (--secret-file)")
     else:

@@ -75,6 +75,24 @@ class ConfigureCommand(CommandBase, frozen=True, kw_only=True, tag="configure"):
     policy: PolicySettings
 
 
+class FoundCommand(CommandBase, frozen=True, kw_only=True, tag="found"):
+    """The cluster is a fork: it begins from an epoch that it did not take. Only for a ledger in which nothing has happened."""
+
+    kind: ClassVar[str] = "found"
+    epoch: Positive
+    manifest: DigestText
+    """Of the epoch, signed by this cluster."""
+    incarnation: Positive
+    """Of the epoch; this cluster's first one is the next."""
+    session: Count
+    """Highest that the epoch names."""
+    members: Count
+    started_at: Count
+    origin_cluster: Name
+    origin_manifest: DigestText
+    dry_run: bool
+
+
 class AnnounceCommand(CommandBase, frozen=True, kw_only=True, tag="announce"):
     """Part of a list of agents that is too long for one entry; the `RegisterCommand` that follows makes use of it."""
 
@@ -296,6 +314,7 @@ class RollbackFailedCommand(CommandBase, frozen=True, kw_only=True, tag="rollbac
 Command: TypeAlias = (
     LeadCommand
     | ConfigureCommand
+    | FoundCommand
     | AnnounceCommand
     | RegisterCommand
     | MarkLostCommand

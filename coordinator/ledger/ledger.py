@@ -65,6 +65,7 @@ from coordinator.ledger.commands import (
     CommitCommand,
     ConfigureCommand,
     FenceCommand,
+    FoundCommand,
     LeadCommand,
     LeaveCommand,
     MarkLostCommand,
@@ -96,6 +97,7 @@ from coordinator.ledger.records import (
     EpochRecord,
     LedgerState,
     MemberRecord,
+    OriginRecord,
     ParticipantRecord,
     TopologyRecord,
 )
@@ -339,6 +341,8 @@ class Ledger(RollbackRules):
                 return self._lead(command)
             case ConfigureCommand():
                 return self._configure(command)
+            case FoundCommand():
+                return self._found(command)
             case AnnounceCommand():
                 return self._announce(command)
             case RegisterCommand():
@@ -388,6 +392,42 @@ class Ledger(RollbackRules):
         self.state.failures = 0
         self.state.stopped = ""
         return _yes()
+
+    def _found(self, command: FoundCommand) -> Result:
+        state = self.state
+        if state.origin is not None:
+            return _yes(outcome="duplicate", epoch=state.origin.epoch)
+        if state.epoch or state.rollbacks or state.topology.version:
+            return _no("not-new", "something has happened in this cluster: it cannot become a fork any more")
+        state.origin = OriginRecord(
+            cluster=command.origin_cluster,
+            epoch=command.epoch,
+            manifest=command.origin_manifest,
+            dry_run=command.dry_run,
+        )
+        # Numbers only grow (I10), and nobody here may be taken for one of the original's.
+        state.incarnation, state.session = command.incarnation, max(state.session, command.session)
+        state.base = state.epoch = state.ended_through = state.committed = command.epoch
+        state.committed_count = 1
+        state.sealed_manifest = command.manifest
+        state.epochs[command.epoch] = EpochRecord(
+            epoch=command.epoch,
+            state=COMMITTED,
+            reason=f"fork of {command.origin_cluster}",
+            started_at=command.started_at,
+            deadline_ns=1,
+            terms=(command.term,),
+            incarnation=command.incarnation,
+            topology=0,
+            members_count=command.members,
+            reported_count=command.members,
+            trimmed=True,
+            manifest=command.manifest,
+            sealed_at=command.at,
+            ended_at=command.at,
+        )
+        self._derive()
+        return _yes(outcome="founded", epoch=command.epoch)
 
     # --- participants -----------------------------------------------------------------------------------------------
 

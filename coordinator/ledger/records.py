@@ -237,6 +237,17 @@ class RollbackRecord(msgspec.Struct, kw_only=True):
         return self.state in RUNNING
 
 
+class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What this cluster is a fork of."""
+
+    cluster: str
+    epoch: int
+    manifest: str
+    """Of the original; this cluster's own is in the epoch's record."""
+    dry_run: bool
+    """Effects are not done and sinks are not written to; see `protocol.forks`."""
+
+
 class ClientRecord(msgspec.Struct, kw_only=True):
     """What is remembered of a client's commands."""
 
@@ -258,6 +269,8 @@ class LedgerState(msgspec.Struct, kw_only=True):
     """Only grows (I10)."""
     base: int = 0
     """Epoch that this incarnation began from; 0: the start."""
+    origin: OriginRecord | None = None
+    """None: this cluster is no fork."""
     session: int = 0
     """Newest session given out."""
     membership: int = 0

@@ -110,7 +110,10 @@ class RollbackRules:
     def incarnation_begun(self) -> bool:
         """Agents may run in this incarnation. Before that no epoch starts and no topology changes."""
         record = self.rollback
-        return record is None or record.state == DONE
+        if record is None:
+            # A fork has no agents before it has been taken to the epoch that it begins from.
+            return self.state.origin is None
+        return record.state == DONE
 
     @property
     def recovery_epoch(self) -> int:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from coordinator.config import Address
     from coordinator.runtime.access import AccessCounts
     from coordinator.runtime.views import LiveView
+    from protocol.forks import Fork
     from protocol.ports import ObjectStore
 
 log = logging.getLogger("cleancut.service")
@@ -104,7 +105,10 @@ class Service:
             on_restored=self._restored,
             on_fatal=self.crashed,
         )
-        fences = {name: open_fence(name, place) for name, place in self.config.fences.items()}
+        fork = await self._read_fork()
+        # The sinks are the original's: a fence of ours would shut it out.
+        own_sinks = fork is None or not fork.dry_run
+        fences = {name: open_fence(name, place) for name, place in self.config.fences.items() if own_sinks}
         leader = Leader(
             self.ledger,
             coordinator=self.config.id,
@@ -112,6 +116,7 @@ class Service:
             policy=self.config.policy,
             lease_ns=self.config.lease_ms * 1_000_000,
             fences=(STORE_FENCE, *fences),
+            fork=fork,
         )
         self.driver = Driver(
             leader,
@@ -136,6 +141,22 @@ class Service:
         self._watch = asyncio.create_task(self._watch_leader())
         self._catching_up = asyncio.create_task(self._catch_up())
         return address
+
+    async def _read_fork(self) -> Fork | None:
+        """What the store says that this cluster is a fork of.
+
+        Raises:
+            ConfigError: It says something that cannot be true.
+        """
+        from protocol.forks import read_fork
+
+        try:
+            fork = await asyncio.to_thread(read_fork, self.store, self.keys)
+        except StoreError as error:
+            raise ConfigError("store", f"{self.config.store} cannot be used: {error}") from error
+        if fork is not None and fork.cluster != self.config.cluster:
+            raise ConfigError("store", f"its fork.json is of cluster {fork.cluster}, not {self.config.cluster}")
+        return fork
 
     async def run_until_ended(self) -> int:
         """Wait for `end` or a crash, then end in order; returns the exit code."""

@@ -15,7 +15,7 @@ from coordinator.progress import FIRST_PHASE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from coordinator.ledger import EpochRecord, Ledger, MemberRecord, ParticipantRecord, RollbackRecord
+    from coordinator.ledger import EpochRecord, Ledger, MemberRecord, OriginRecord, ParticipantRecord, RollbackRecord
 
 NS_PER_MS = 1_000_000
 CHANNELS_LISTED_MAX = 20_000
@@ -266,6 +266,11 @@ def incarnations(ledger: Ledger) -> dict[str, Any]:
     }
 
 
+def fork_of(origin: OriginRecord) -> dict[str, Any]:
+    """What the cluster is a fork of."""
+    return {"cluster": origin.cluster, "epoch": origin.epoch, "manifest": origin.manifest, "dry_run": origin.dry_run}
+
+
 def status(
     ledger: Ledger, live: LiveView | None, *, coordinators: list[Mapping[str, Any]], leader: str | None, version: str
 ) -> dict[str, Any]:
@@ -281,6 +286,7 @@ def status(
         "leader": leader,
         "coordinators": coordinators,
         "incarnation": state.incarnation,
+        "fork_of": None if state.origin is None else fork_of(state.origin),
         "recovery": recovery(ledger, live),
         "topology": state.topology.version,
         "epochs": counts(ledger),

@@ -84,7 +84,9 @@ class Entry(msgspec.Struct, array_like=True):
     accepted: bytes = b""
     """Intent that differs from the recorded one and that an operator accepted."""
     closed_after: int = -1
-    """The turn has committed: the newest epoch cut by then. Only it and older ones can bring the position back. -1: not yet."""
+    """The turn has committed: the newest epoch started by then. Only it and older ones can bring the position back. -1: not yet."""
+    closed_in: int = 0
+    """Incarnation in which the turn has committed."""
 
     @property
     def claimed_by(self) -> FencingToken:

@@ -74,16 +74,18 @@ class Accepted(msgspec.Struct, array_like=True, frozen=True, tag=4):
 
 
 class Closed(msgspec.Struct, array_like=True, frozen=True, tag=5):
-    """The turn of these has committed after the cut of this epoch."""
+    """The turn of these has committed, in this incarnation, when this was the newest epoch."""
 
     after: int
     tokens: tuple[str, ...]
+    incarnation: int
 
 
 class Reopened(msgspec.Struct, array_like=True, frozen=True, tag=6):
-    """The cluster was rolled back to this epoch."""
+    """The cluster was rolled back to this epoch, and begins this incarnation."""
 
     base: int
+    incarnation: int
 
 
 class Pruned(msgspec.Struct, array_like=True, frozen=True, tag=7):
@@ -260,14 +262,17 @@ class EffectLedger:
     def close(self, tokens: Iterable[str], after: int, fence: FencingToken) -> list[Change]:
         """The turn of these has committed, after the cut of epoch `after` and before any later one."""
         changes = self._admitted(fence)
-        closed = Closed(after, tuple(tokens))
+        closed = Closed(after, tuple(tokens), fence.incarnation)
         self.apply(closed)
         return [*changes, closed]
 
     def reopen(self, base: int, fence: FencingToken) -> list[Change]:
-        """The cluster was rolled back to this epoch; 0: to the start."""
+        """The cluster was rolled back to this epoch; 0: to the start.
+
+        What has been closed since, in the caller's incarnation, stays closed: participants say this one after the other.
+        """
         changes = self._admitted(fence)
-        reopened = Reopened(base)
+        reopened = Reopened(base, fence.incarnation)
         self.apply(reopened)
         return [*changes, reopened]
 
@@ -309,10 +314,10 @@ class EffectLedger:
             case Closed(after=after, tokens=tokens):
                 for token in tokens:
                     if token in self.entries:
-                        self._replace(token, closed_after=after)
+                        self._replace(token, closed_after=after, closed_in=change.incarnation)
             case Reopened(base=base):
                 for entry in list(self.entries.values()):
-                    if entry.closed_after >= base:
+                    if entry.closed_after >= base and entry.closed_in < change.incarnation:
                         self._replace(entry.token, closed_after=-1)
             case Pruned(oldest=oldest):
                 gone = [entry.token for entry in self.entries.values() if 0 <= entry.closed_after < oldest]

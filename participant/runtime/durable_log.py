@@ -274,9 +274,7 @@ class DurableLog:
             self._failure = error
             raise
         except FileExistsError as error:
-            self._failure = FencedError(
-                f"{self._files.where}: somebody else has begun segment {self._ordinal + 1}; this life of the participant is over"
-            )
+            self._failure = self._overtaken()
             raise self._failure from error
         except (OSError, StoreError) as error:
             self._failure = self._poisoned(error)
@@ -373,6 +371,22 @@ class DurableLog:
             base=job.base,
             chain=b"" if job.base else self._end.chain,
             size=0 if job.base else self._end.size,
+        )
+
+    def _overtaken(self) -> StoreError | FencedError:
+        """Why a segment that we were to begin is there: it is our successor's, or our predecessor's last deed."""
+        where = f"{self._files.where}/{segment_name(self._ordinal + 1)}"
+        if self._owner is None:
+            return FencedError(f"{where}: somebody else has begun it; this life of the participant is over")
+        try:
+            self._owner.check()
+        except (FencedError, StoreError) as error:
+            return error
+        return LogPoisoned(
+            "put",
+            where,
+            "an earlier life wrote it in this very moment, before it was stopped; start again",
+            definite=False,
         )
 
     def _poisoned(self, error: OSError | StoreError) -> LogPoisoned:

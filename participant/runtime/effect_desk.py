@@ -91,6 +91,28 @@ def make_backend(
     return LocalEffects(folder, cluster=cluster, participant=participant)
 
 
+def dry_run_backend(
+    effects: str | EffectBackend, folder: LocalFolder | None, *, cluster: str, participant: str, origin: str
+) -> EffectBackend:
+    """The effect ledger of a participant of a fork in dry-run: what is not the fork's own is only read.
+
+    Raises:
+        ConfigError: As `make_backend`.
+    """
+    from participant.dry_run import DryRunEffects
+    from participant.effects.backend import MemoryEffects
+
+    if isinstance(effects, str) and effects:
+        from participant.runtime.effects_redis import RedisEffects
+
+        # Redis keeps each cluster's entries apart.
+        return DryRunEffects(
+            RedisEffects(effects, cluster=cluster), origin=origin, known=RedisEffects(effects, cluster=origin)
+        )
+    own = make_backend("", folder, cluster=cluster, participant=participant) or MemoryEffects()
+    return DryRunEffects(own, origin=origin, known=None if isinstance(effects, str) else effects)
+
+
 async def answer(steps: StepRunner, token: str, value: object) -> AnswerResult:
     """See `Participant.answer`."""
     before = await steps.answer(token, value)

@@ -66,7 +66,7 @@ if op == 'close' then
   local after = ARGV[5]
   for index = 6, #ARGV do
     if redis.call('EXISTS', prefix .. ARGV[index]) == 1 then
-      redis.call('HSET', prefix .. ARGV[index], 'closed_after', after)
+      redis.call('HSET', prefix .. ARGV[index], 'closed_after', after, 'closed_in', incarnation)
       redis.call('ZADD', closed, after, ARGV[index])
     end
   end
@@ -74,9 +74,11 @@ if op == 'close' then
 end
 if op == 'reopen' then
   for _, token in ipairs(redis.call('ZRANGEBYSCORE', closed, ARGV[5], '+inf')) do
-    redis.call('HSET', prefix .. token, 'closed_after', '-1')
+    if tonumber(redis.call('HGET', prefix .. token, 'closed_in') or '0') < tonumber(incarnation) then
+      redis.call('HSET', prefix .. token, 'closed_after', '-1')
+      redis.call('ZREM', closed, token)
+    end
   end
-  redis.call('ZREMRANGEBYSCORE', closed, ARGV[5], '+inf')
   return {'ok'}
 end
 if op == 'prune' then
@@ -132,7 +134,9 @@ redis.call('ZREM', open, token)
 return answer('claimed')
 """
 
-_INTEGERS: Final = frozenset({"ordinal", "incarnation", "session", "claimed_at", "ended_at", "closed_after"})
+_INTEGERS: Final = frozenset(
+    {"ordinal", "incarnation", "session", "claimed_at", "ended_at", "closed_after", "closed_in"}
+)
 _BYTES: Final = frozenset({"message_id", "intent", "payload", "claim_id", "result", "accepted"})
 
 

@@ -25,11 +25,14 @@ from participant.host import decode_envelope
 from participant.inputs import (
     MARKS_KEPT,
     MARKS_KEPT_TIGHT,
+    EnteredTokens,
     InputIndex,
     InputRecord,
     InputsMissing,
     JoinRecord,
+    Known,
     MarkRecord,
+    check_same,
     check_token,
     decode_records,
     encode_record,
@@ -58,7 +61,7 @@ from protocol.limits import INPUT_LOG_BYTES_MAX, KIB, LOG_SEGMENT_BYTES, MESSAGE
 from protocol.messages import Envelope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from participant.machine_events import Delivery
     from participant.runtime.log_files import Life, LocalFolder
@@ -130,11 +133,14 @@ class Intake:
         self._bytes_max = bytes_max
         self._allow_lost = allow_lost
         self._index = InputIndex()
-        self._waiting: deque[tuple[int, Delivery]] = deque()
+        self._waiting: deque[tuple[int, InputRecord, Delivery]] = deque()
         """In the log, maybe not durable, and not given to the machine."""
         self._waiting_bytes = 0
         self._held = True
         """Nothing enters: it is not known yet what comes before."""
+        self._adopted: dict[bytes, bytes] = {}
+        """Tokens that the epoch had taken and our own log does not know, and what they came with."""
+        self._entered_tokens = EnteredTokens()
         self._entering = False
         """Between `hold` and the end of what follows it."""
         self._open = asyncio.Event()
@@ -178,7 +184,9 @@ class Intake:
         self._open.clear()
         self._ticket += 1
 
-    def hold(self, *, epoch: int | None, position: int | None = None) -> int:
+    def hold(
+        self, *, epoch: int | None, position: int | None = None, tokens: Iterable[tuple[bytes, bytes]] = ()
+    ) -> int:
         """Let nothing enter until `join` or `restore`; from this moment on, a cut has the position that follows from these.
 
         To be called in the very step in which the machine enters the incarnation: a cut may come right behind it.
@@ -186,6 +194,7 @@ class Intake:
         Args:
             epoch: That everybody went back to, 0: the very beginning; None: nobody did, this is a new member.
             position: What this participant's local snapshot of that epoch says; None: it was no member of it.
+            tokens: What that epoch has taken, of this participant and of those whose agents are here now: hash and digest.
 
         Returns:
             A ticket for `join` or `restore`; older ones are void.
@@ -199,6 +208,8 @@ class Intake:
             self.position = self._index.position_at(epoch, end)
         else:
             self.position = position
+        self._adopted = {token: digest for token, digest in tokens if not self._index.has(token)}
+        self._entered_tokens = EnteredTokens((*self._adopted.items(), *self._index.known_up_to(self.position)))
         self._entering = True
         return self._ticket
 
@@ -325,8 +336,7 @@ class Intake:
             records = decode_records(bytes(batch.body), self._files.where)
             for number, record in inputs_of(batch.first, records):
                 if position < number <= end:
-                    self.position = number
-                    self._enters((decode_envelope(record.envelope), record.envelope))
+                    self._enter(number, record, (decode_envelope(record.envelope), record.envelope))
                     count += 1
                     if count % REPLAYED_AT_ONCE == 0:
                         await asyncio.sleep(0)
@@ -378,7 +388,7 @@ class Intake:
         if self._closed:
             raise Refused("ended", f"{self._participant} has ended")
         if hashed:
-            known = self._index.look_up(hashed, digest)
+            known = self._index.look_up(hashed, digest) or self._adopted_token(hashed, digest)
             if known is not None:
                 await self._group.wait_durable(known.position)
                 self._counts["duplicates"] += 1
@@ -398,11 +408,18 @@ class Intake:
         appended = self._group.append(encode_record(record))
         assert appended == number, "nothing runs in between"
         self._index.apply(number, record)
-        self._waiting.append((number, (envelope, data)))
+        self._waiting.append((number, record, (envelope, data)))
         self._waiting_bytes += len(data)
         await self._group.wait_durable(number)
         self._counts["taken"] += 1
         return Taken(identity, number, duplicate=False)
+
+    def _adopted_token(self, hashed: bytes, digest: bytes) -> Known | None:
+        adopted = self._adopted.get(hashed)
+        if adopted is None:
+            return None
+        check_same(adopted, digest)
+        return Known(digest, 0)
 
     def _check_room(self, size: int) -> None:
         used = self._log.size + self._waiting_bytes
@@ -424,10 +441,15 @@ class Intake:
         fp("input.durable")
         waiting = self._waiting
         while waiting and waiting[0][0] <= number:
-            position, delivery = waiting.popleft()
+            position, record, delivery = waiting.popleft()
             self._waiting_bytes -= len(delivery[1])
-            self.position = position
-            self._enters(delivery)
+            self._enter(position, record, delivery)
+
+    def _enter(self, position: int, record: InputRecord, delivery: Delivery) -> None:
+        self.position = position
+        if record.token:
+            self._entered_tokens.add(record.token, record.digest)
+        self._enters(delivery)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
@@ -435,6 +457,10 @@ class Intake:
         """The local state of this epoch is being frozen; returns the position that its snapshot holds."""
         self._cuts[epoch] = self.position
         return self.position
+
+    def tokens(self) -> tuple[bytes, ...]:
+        """Tokens of what has entered, for the cut that is being taken: encoded blocks."""
+        return self._entered_tokens.blocks()
 
     def dropped(self, epoch: int) -> None:
         """The epoch ended otherwise."""

@@ -18,7 +18,7 @@ from participant.restoring import Plan, Restoration, StateHash, in_flight, plan
 from participant.runtime.backoff import Backoff
 from participant.serializers import allow_pickle
 from participant.state import CutClock
-from protocol.contents import decode_envelope
+from protocol.contents import decode_envelope, decode_tokens
 from protocol.digests import manifest_key, snapshot_key
 from protocol.documents import decode_local_snapshot, decode_manifest
 from protocol.errors import ObjectCorrupt, ObjectMissing, RecoveryError, StoreError
@@ -58,6 +58,8 @@ class Loaded(NamedTuple):
     unrouted: tuple[Delivery, ...]
     input_position: int | None
     """Newest entry of this participant's input log that the epoch holds; None: it was no member of it."""
+    input_tokens: Sequence[tuple[bytes, bytes]] = ()
+    """Of this participant, and of those whose agents are here now."""
 
 
 class _Sources(NamedTuple):
@@ -69,6 +71,7 @@ class _Sources(NamedTuple):
     flying: dict[str, list[Delivery]]
     unrouted: list[Delivery]
     allowed: PickleAllowed | None
+    tokens: list[tuple[bytes, bytes]]
 
 
 class Beginning:
@@ -177,7 +180,7 @@ class Loader:
         ordered = [hosts[agent] for agent in sorted(hosts)]
         mine = sources.snapshots.get(self._participant)
         position = None if mine is None else mine.input_position or 0
-        return Loaded(ordered, state.digest(), tuple(sources.unrouted), position)
+        return Loaded(ordered, state.digest(), tuple(sources.unrouted), position, sources.tokens)
 
     def _load_one(
         self,
@@ -247,7 +250,11 @@ class Loader:
                     flying.setdefault(delivery[0].target, []).append(delivery)
                 if heir:
                     unrouted += others
-        return _Sources(wanted, manifest, snapshots, flying, unrouted, allowed)
+        tokens: list[tuple[bytes, bytes]] = []
+        for source, snapshot in snapshots.items():
+            for ref in snapshot.input_tokens or ():
+                tokens += decode_tokens(_join(reader, (ref,)), f"input tokens of {source}")
+        return _Sources(wanted, manifest, snapshots, flying, unrouted, allowed, tokens)
 
     def _read_snapshot(self, named: str) -> LocalSnapshot:
         key = snapshot_key(named)

@@ -27,6 +27,7 @@ from participant.agent import Agent
 from participant.codec import MessageRegistry
 from participant.config import ParticipantConfig, check_interpreter
 from participant.context import encode_envelope, too_long
+from participant.dry_run import FORKS_FOLDER, dry_run_sinks
 from participant.effects.entries import Entry, State
 from participant.events import (
     EpochAborted,
@@ -77,7 +78,7 @@ from participant.machine_events import (
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.consulting import ConsultDesk
 from participant.runtime.control import Control, ControlClient
-from participant.runtime.effect_desk import Question, answer, make_backend, settle
+from participant.runtime.effect_desk import Question, answer, dry_run_backend, make_backend, settle
 from participant.runtime.inspection import inspect
 from participant.runtime.intake import OUTSIDE, Intake, Taken, refusal_code
 from participant.runtime.log_files import Life, LocalFolder
@@ -123,11 +124,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
     from types import TracebackType
 
+    from participant.effects.backend import EffectBackend
     from participant.events import ParticipantEvent
     from participant.machine_events import Delivery, Effect, Event
     from participant.runtime.clock import Cancellable
     from participant.runtime.effect_desk import AnswerResult, Settlement
     from participant.sinks.base import Sink
+    from protocol.forks import Fork
     from protocol.messages import FromCoordinator
     from protocol.outputs import Output
     from protocol.ports import ObjectStore, Transport
@@ -209,6 +212,7 @@ class Participant:
         self._given_wire = wire
         self._given_clock = clock
         self._entered = False
+        self._fork: Fork | None = None
         self._started = False
         self._closed = False
         self._failure: SnapshotError | None = None
@@ -279,13 +283,15 @@ class Participant:
             secret = await in_thread(read_secret, config.secret_file)
         keys = ClusterKeys.from_secret(secret)
         self._codec = FrameCodec(config.cluster_name, keys)
-        store = await self._open_store()
+        store = await self._open_store(keys)
         self._control = self._given_control or ControlClient(
             coordinators=config.coordinators,
             token=keys.participant_token(config.participant_id),
             tls=None if config.ca_file is None else trust("ca_file", config.ca_file),
         )
         folder = await asyncio.to_thread(self._open_folder)
+        if self.dry_run:
+            self._sinks = await in_thread(dry_run_sinks, self._sinks, None if folder is None else folder.path)
         self._steps = self._make_steps(folder)
         self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks, steps=self._steps)
         self._desk = ConsultDesk(
@@ -503,6 +509,11 @@ class Participant:
                 await self._wait_outputs()
             self._step(LeaveRequested())
             await self._wait_first(self._ended)
+
+    @property
+    def dry_run(self) -> bool:
+        """The cluster is a fork whose participants do no effects and write to no sink; known once this is entered."""
+        return self._fork is not None and self._fork.dry_run
 
     def questions(self) -> tuple[Question, ...]:
         """Questions of agents here that nobody has answered yet."""
@@ -806,6 +817,7 @@ class Participant:
             incarnation=self._machine.entered,
             kinds=tuple(sorted(self._factories)),
             takes_input=True,
+            dry_run=self.dry_run,
         )
 
     def heartbeat_message(self) -> Heartbeat | None:
@@ -933,7 +945,8 @@ class Participant:
     def _record_local(self, effect: RecordLocal) -> None:
         began = self._clock.now()
         position = 0 if self._intake is None else self._intake.cut(effect.epoch)
-        self._uploader.freeze(effect, began, input_position=position)
+        tokens = () if self._intake is None else self._intake.tokens()
+        self._uploader.freeze(effect, began, input_position=position, input_tokens=tokens)
         self._outlet.cut(effect.epoch)
         self.record_ns_max = max(self.record_ns_max, self._clock.now() - began)
 
@@ -991,7 +1004,11 @@ class Participant:
         """What came after the epoch's cut enters again, then what is new; a cut may be taken before either has begun."""
         life = Life(self._machine.incarnation, self._machine.session)
         if restored:
-            ticket = intake.hold(epoch=self._restored_epoch, position=self._restorer.input_position)
+            ticket = intake.hold(
+                epoch=self._restored_epoch,
+                position=self._restorer.input_position,
+                tokens=self._restorer.input_tokens,
+            )
             self._tasks.spawn(self._open_intake(intake.restore(life, ticket)), name="input comes again")
         else:
             ticket = intake.hold(epoch=None)
@@ -1145,7 +1162,13 @@ class Participant:
     def _make_steps(self, folder: LocalFolder | None) -> StepRunner | None:
         """The effect ledger, if there is a place for one."""
         config = self.config
-        backend = make_backend(config.effects, folder, cluster=config.cluster, participant=self.id)
+        backend: EffectBackend | None
+        if self._fork is not None and self._fork.dry_run:
+            backend = dry_run_backend(
+                config.effects, folder, cluster=config.cluster, participant=self.id, origin=self._fork.origin_cluster
+            )
+        else:
+            backend = make_backend(config.effects, folder, cluster=config.cluster, participant=self.id)
         if backend is None:
             return None
         return StepRunner(
@@ -1162,13 +1185,17 @@ class Participant:
         """What earlier lives left on the disk. Blocks."""
         if self.config.local is None:
             return None
-        folder = LocalFolder(Path(self.config.local), self.id)
+        root = Path(self.config.local)
+        if self._fork is not None:
+            # The same program with the same settings must not take the original's folder over.
+            root = root / FORKS_FOLDER / self.config.cluster
+        folder = LocalFolder(root, self.id)
         life = folder.highest()
         if life is not None:
             self._machine = self._make_machine(entered=life.incarnation)
         return folder
 
-    async def _open_store(self) -> ObjectStore:
+    async def _open_store(self, keys: ClusterKeys) -> ObjectStore:
         from protocol.storage import ensure_format, open_store
 
         config = self.config
@@ -1180,6 +1207,7 @@ class Participant:
                 else:
                     store = config.store
                 await in_thread(ensure_format, store, config.cluster_name)
+                self._fork = await in_thread(_read_fork, store, keys, config.cluster)
         except TimeoutError:
             cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
             raise StoreError("open", url, cause, errno_name="ETIMEDOUT") from None
@@ -1210,6 +1238,16 @@ class Participant:
             )
         settings = MqttSettings.from_url(config.transport, tls=tls)
         return MqttTransport(cluster=config.cluster_name, participant=self.id, settings=settings)
+
+
+def _read_fork(store: ObjectStore, keys: ClusterKeys, cluster: str) -> Fork | None:
+    """What the store says that the cluster is a fork of. Blocks."""
+    from protocol.forks import read_fork
+
+    fork = read_fork(store, keys)
+    if fork is not None and fork.cluster != cluster:
+        raise ConfigError("store", f"its fork.json is of cluster {fork.cluster}, not {cluster}")
+    return fork
 
 
 def _factories(

@@ -129,6 +129,8 @@ class Restorer:
         self._fresh = 0
         self.input_position: int | None = None
         """What the epoch that was loaded last says of this participant's input log."""
+        self.input_tokens: list[tuple[bytes, bytes]] = []
+        """Tokens that it has taken, here and at those whose agents are here now."""
 
     def halt(self) -> None:
         """No turn runs from here on."""
@@ -187,6 +189,7 @@ class Restorer:
         else:
             self._be_here(loaded.hosts)
             self.input_position = loaded.input_position
+            self.input_tokens = loaded.input_tokens
             self._outlet.enter(order.incarnation, order.session)
             self._outlet.restored(loaded.hosts, epoch=order.epoch)
             fp("restore.loaded")

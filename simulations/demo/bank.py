@@ -1,4 +1,4 @@
-"""The demo itself: a bank at work, epoch after epoch, and a leader killed in the middle of one."""
+"""The demo itself: accounts and orders at work, epoch after epoch, while participants and the leader are killed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import msgspec
 from protocol.errors import SnapshotError
 from protocol.ids import cluster_name
 from protocol.storage import open_store
-from simulations.demo import agents, summary
+from simulations.demo import agents, charges, summary
 from simulations.demo.cluster import ClusterFailed
 from simulations.demo.process import Spec
+from simulations.demo.recovery import Recovery, RecoverySeconds, epoch_open, incarnation_of, kill_participant
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulations.demo.charges import BankProcess
     from simulations.demo.cluster import LocalCluster
 
 POLICY = {
@@ -27,6 +29,8 @@ POLICY = {
     "deadline_ms": 10_000,
     "tolerable_failures": 100,
     "max_concurrent": 1,
+    "recovery": "auto",
+    "takeover_after_ms": 0,
 }
 KILL_WAIT_SECONDS = 15.0
 
@@ -58,54 +62,73 @@ class Result(msgspec.Struct, kw_only=True):
     leader_kills: int = 0
     election_seconds: list[float] = []
     """From the kill until another coordinator answers as the leader."""
+    participant_kills: int = 0
+    rollbacks: int = 0
+    """Incarnations that began."""
+    recoveries: list[Recovery] = []
+    """One for each kill of a participant."""
+    recovery_seconds: RecoverySeconds = msgspec.field(default_factory=RecoverySeconds)
+    """Of the longest of them."""
+    charges: int = 0
+    """In the bank's own ledger."""
+    charges_duplicated: int = 0
+    """Orders that the bank charged more than once."""
+    charges_lost: int = 0
+    """Orders that count as paid and were never charged."""
+    charges_cents: int = 0
     seconds: float = 0.0
 
 
 async def run(
     cluster: LocalCluster,
+    bank: BankProcess,
     *,
     participants: int,
     transport: str,
     seconds: float,
     say: Callable[[str], None],
     result: Result,
+    careless: bool = False,
 ) -> None:
-    """Start everything, let it work, kill the leader in the middle of an epoch, let it work on; fill in `result`."""
+    """Start everything, let it work, kill two participants and the leader, let it work on; fill in `result`.
+
+    Args:
+        cluster: Its coordinators run.
+        bank: Where orders are charged.
+        participants: How many.
+        transport: Setting of each.
+        seconds: How long it works; recoveries count.
+        say: The narrator.
+        result: Filled in.
+        careless: Charge without a step, so that the demo fails.
+    """
     loop = asyncio.get_running_loop()
-    placed = agents.place(participants)
-    accounts = tuple(f"account/a{index + 1}" for index in range(2 * participants))
-    specs = [
-        Spec(
-            id=f"bank-{index + 1}",
-            cluster=cluster.name,
-            coordinators=tuple(each.http for each in cluster.coordinators),
-            transport=transport,
-            store=cluster.store,
-            secret_file=cluster.secret_file,
-            agents=tuple(hosted),
-            accounts=accounts,
-        )
-        for index, hosted in enumerate(placed)
-    ]
+    specs = make_specs(cluster, bank.url, participants=participants, transport=transport, careless=careless)
     result.participants = participants
     result.coordinators = len(cluster.coordinators)
-    result.agents = sum(len(hosted) for hosted in placed)
+    result.agents = sum(len(spec.agents) for spec in specs)
     result.transport = transport.split(":", 1)[0]
-    result.total_expected = len(accounts) * agents.START_CENTS
+    result.total_expected = 2 * participants * agents.START_CENTS
     leader, took = await cluster.wait_leader()
     say(f"{len(cluster.coordinators)} coordinators are up; {leader} leads (after {took:.2f} s)")
     await asyncio.gather(*(cluster.start_participant(spec) for spec in specs))
-    say(f"{participants} participants are members, with {result.agents} agents; money moves, orders are cooked")
+    say(
+        f"{participants} participants are members, with {result.agents} agents; money moves, orders are charged at a bank "
+        "outside and cooked"
+    )
     await cluster.call("PUT", "/v1/policy", POLICY)
     begun = loop.time()
     reporter = asyncio.create_task(_tell_epochs(cluster, say))
     try:
-        await cluster.work_for(seconds / 2)
+        await cluster.work_for(seconds / 5)
+        await _kill_in_a_charge(cluster, bank, specs, say, result)
+        await cluster.work_for(seconds / 5)
+        await _kill_in_an_epoch(cluster, specs, say, result)
         if len(cluster.coordinators) > 1:
+            await cluster.work_for(seconds / 10)
             await _kill_leader(cluster, say, result)
         await cluster.work_for(max(seconds - (loop.time() - begun), 2.0))
-        await cluster.call("PUT", "/v1/policy", {**POLICY, "kind": "manual"})
-        await _wait_no_open_epoch(cluster)
+        await last_epoch(cluster)
     finally:
         reporter.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -116,6 +139,67 @@ async def run(
         result.messages += answer["statistics"]["turns"]
         result.max_stall_ms = max(result.max_stall_ms, answer["stall"]["in_cut_ms"])
         result.idle_stall_ms = max(result.idle_stall_ms, answer["stall"]["outside_ms"])
+
+
+def make_specs(
+    cluster: LocalCluster, bank: str, *, participants: int, transport: str, careless: bool = False
+) -> list[Spec]:
+    """What each participant process is to be.
+
+    Args:
+        cluster: Its folder and coordinators.
+        bank: Where orders are charged.
+        participants: How many.
+        transport: Setting of each.
+        careless: Charge without a step.
+    """
+    accounts = tuple(f"account/a{index + 1}" for index in range(2 * participants))
+    return [
+        Spec(
+            id=f"bank-{index + 1}",
+            cluster=cluster.name,
+            coordinators=tuple(each.http for each in cluster.coordinators),
+            transport=transport,
+            store=cluster.store,
+            secret_file=cluster.secret_file,
+            agents=tuple(hosted),
+            accounts=accounts,
+            local=str(cluster.folder / "local"),
+            bank=bank,
+            careless=careless,
+        )
+        for index, hosted in enumerate(agents.place(participants, cashier=True))
+    ]
+
+
+async def _kill_in_a_charge(
+    cluster: LocalCluster, bank: BankProcess, specs: list[Spec], say: Callable[[str], None], result: Result
+) -> None:
+    victim = next(spec for spec in specs if ("cashier", "main") in spec.agents)
+    before = await incarnation_of(cluster)
+    charge = await bank.wait_charge()
+    _recovered(
+        result,
+        await kill_participant(
+            cluster, victim, say, before=before, where=f"while the bank charges {charge.order} and has not answered"
+        ),
+    )
+
+
+async def _kill_in_an_epoch(
+    cluster: LocalCluster, specs: list[Spec], say: Callable[[str], None], result: Result
+) -> None:
+    victim = next(spec for spec in specs if ("kitchen", "main") in spec.agents)
+    before = await incarnation_of(cluster)
+    epoch = await epoch_open(cluster, KILL_WAIT_SECONDS)
+    where = f"in the middle of epoch {epoch}" if epoch else "between two epochs"
+    _recovered(result, await kill_participant(cluster, victim, say, before=before, where=where))
+
+
+def _recovered(result: Result, recovery: Recovery) -> None:
+    result.participant_kills += 1
+    result.recoveries.append(recovery)
+    result.recovery_seconds = max((each.seconds for each in result.recoveries), key=lambda seconds: seconds.total)
 
 
 async def _tell_epochs(cluster: LocalCluster, say: Callable[[str], None]) -> None:
@@ -148,13 +232,7 @@ def abort_words(abort: dict[str, Any]) -> str:
 async def _kill_leader(cluster: LocalCluster, say: Callable[[str], None], result: Result) -> None:
     leader, _ = await cluster.wait_leader()
     victim = cluster.coordinator(leader)
-    loop = asyncio.get_running_loop()
-    limit = loop.time() + KILL_WAIT_SECONDS
-    epoch = 0
-    while not epoch and loop.time() < limit:
-        open_epochs = (await cluster.call("GET", "/v1/status"))["epochs"]["open"]
-        epoch = open_epochs[0] if open_epochs else 0
-        await asyncio.sleep(0)
+    epoch = await epoch_open(cluster, KILL_WAIT_SECONDS)
     assert victim.child is not None
     victim.child.kill()
     await victim.child.wait()
@@ -168,6 +246,21 @@ async def _kill_leader(cluster: LocalCluster, say: Callable[[str], None], result
     say(f"{leader} is started again and catches up")
 
 
+async def last_epoch(cluster: LocalCluster) -> None:
+    """No epoch by itself any more, and one that holds what was done until now.
+
+    Raises:
+        ClusterFailed: It does not commit.
+    """
+    await cluster.call("PUT", "/v1/policy", {**POLICY, "kind": "manual", "pause_ms": 0})
+    await _wait_no_open_epoch(cluster)
+    epoch = (await cluster.call("POST", "/v1/epochs", {"reason": "the last one"}))["epoch"]
+    await _wait_no_open_epoch(cluster)
+    state = (await cluster.call("GET", f"/v1/epochs/{epoch}?fresh=1"))["state"]
+    if state != "committed":
+        raise ClusterFailed(f"the last epoch, {epoch}, is {state}")
+
+
 async def _wait_no_open_epoch(cluster: LocalCluster) -> None:
     for _ in range(1000):
         if not (await cluster.call("GET", "/v1/status?fresh=1"))["epochs"]["open"]:
@@ -176,8 +269,8 @@ async def _wait_no_open_epoch(cluster: LocalCluster) -> None:
     raise ClusterFailed("an epoch is still open, although no new one is started and its deadline has passed")
 
 
-async def judge(cluster: LocalCluster, result: Result) -> list[summary.EpochSums]:
-    """Verify every manifest offline and add each cut up; fill in `result`."""
+async def judge(cluster: LocalCluster, bank: BankProcess, result: Result) -> list[summary.EpochSums]:
+    """Verify every manifest offline, add each cut up, and audit the bank's own ledger; fill in `result`."""
     document = await cluster.call("GET", "/v1/epochs?limit=1000&fresh=1")
     for epoch in document["epochs"]:
         if epoch["state"] == "aborted":
@@ -203,5 +296,16 @@ async def judge(cluster: LocalCluster, result: Result) -> list[summary.EpochSums
     result.totals = [each.total for each in sums]
     result.in_flight_recorded = sum(each.in_flight for each in sums)
     result.orders_made = max((each.orders_made for each in sums), default=0)
+    if sums:
+        audit, problems = charges.audit_orders(bank.charges(), charges.paid_orders(store, sums[-1].epoch))
+        result.problems += problems
+        result.charges = audit.charges
+        result.charges_duplicated = len(audit.duplicated)
+        result.charges_lost = len(audit.lost)
+        result.charges_cents = audit.cents
+    known = (await cluster.call("GET", "/v1/incarnations?fresh=1"))["rollbacks"]
+    result.rollbacks = len(known)
+    if known and known[0]["state"] != "done":
+        result.problems.append(f"incarnation {known[0]['incarnation']} never began: {known[0]['state']}")
     result.consistent = bool(sums) and not result.problems
     return sums

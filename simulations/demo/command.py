@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--seconds", type=click.FloatRange(2, 3600), default=12.0, show_default=True, help="How long the agents work."
+    "--seconds", type=click.FloatRange(2, 3600), default=15.0, show_default=True, help="How long the agents work."
 )
 @click.option("--participants", type=click.IntRange(2, 32), default=4, show_default=True, help="Participant processes.")
 @click.option(
@@ -52,6 +52,9 @@ if TYPE_CHECKING:
     "--topology", type=click.Path(dir_okay=False, path_type=Path), help="Run this .top file instead of the bank."
 )
 @click.option("--events", type=click.Path(dir_okay=False, path_type=Path), help="The .events script for --topology.")
+@click.option(
+    "--careless", is_flag=True, help="Let orders be charged without a step, as one must not: the demo then has to fail."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end, nothing else on standard output.")
 def demo(
     *,
@@ -63,13 +66,16 @@ def demo(
     keep: bool,
     topology: Path | None,
     events: Path | None,
+    careless: bool,
     as_json: bool,
 ) -> None:
-    """A whole cluster on this machine: coordinators, agents at work, a leader killed, every cut verified.
+    """A whole cluster on this machine: agents at work, participants and the leader killed, every cut and charge verified.
 
-    Real processes on loopback. Money moves between accounts and orders pass through a pipeline whose handlers await,
-    while an epoch commits every second. The leader is killed with SIGKILL in the middle of one. At the end every
-    manifest is verified offline and every cut is added up: it must hold the same money to the cent.
+    Real processes on loopback. Money moves between accounts, and orders are charged at a bank outside and pass through a
+    pipeline whose handlers await, while an epoch commits every second. Two participants are killed with SIGKILL, one of them
+    while the bank charges, and started again; so is the leader, in the middle of an epoch. Everything comes back by itself. At
+    the end every manifest is verified offline, every cut must hold the same money to the cent, and the bank's own ledger must
+    show each charge exactly once.
 
     With --topology and --events it runs a scripted token-passing network instead, one process per server, and checks
     that every cut holds exactly the file's tokens.
@@ -98,6 +104,7 @@ def demo(
                 say,
                 as_json=as_json,
                 keep=keep,
+                careless=careless,
             )
         )
     finally:
@@ -108,21 +115,21 @@ def demo(
 
 async def _whole(
     folder: Path, seconds: float, participants: int, coordinator_count: int, transport: str, topology: Path | None,
-    events: Path | None, say: Callable[[str], None], *, as_json: bool, keep: bool,
+    events: Path | None, say: Callable[[str], None], *, as_json: bool, keep: bool, careless: bool,
 ) -> int:  # fmt: skip
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, task.cancel)
-    from simulations.demo import bank, scripted
+    from simulations.demo import bank, charges, scripted
     from simulations.demo.broker import start_broker
     from simulations.demo.cluster import LocalCluster
 
     layout = scripted.read_topology(topology) if topology is not None else None
     script = scripted.read_script(events, layout) if events is not None and layout is not None else []
     cluster = LocalCluster(folder, coordinator_count=coordinator_count)
-    broker = None
+    broker = outside = None
     try:
         say(f"a cluster in {folder}")
         await asyncio.to_thread(cluster.prepare, scripted.POLICY)
@@ -136,10 +143,18 @@ async def _whole(
             code = _tell_scripted(sums, say, as_json=as_json)
         else:
             result = bank.Result()
+            outside = await charges.start_bank(folder)
             await bank.run(
-                cluster, participants=participants, transport=setting, seconds=seconds, say=say, result=result
+                cluster,
+                outside,
+                participants=participants,
+                transport=setting,
+                seconds=seconds,
+                say=say,
+                result=result,
+                careless=careless,
             )
-            await bank.judge(cluster, result)
+            await bank.judge(cluster, outside, result)
             code = _tell_bank(result, say, as_json=as_json)
         if keep:
             _tell_keep(folder, say)
@@ -151,6 +166,8 @@ async def _whole(
         await cluster.stop()
         if broker is not None:
             await broker.stop()
+        if outside is not None:
+            await outside.child.stop()
     return code
 
 
@@ -175,6 +192,13 @@ def _tell_bank(result: Result, say: Callable[[str], None], *, as_json: bool) -> 
         say(f"longest stall by a cut     {result.max_stall_ms:.1f} ms (outside of cuts: {result.idle_stall_ms:.1f} ms)")
         for seconds in result.election_seconds:
             say(f"leader killed, next after  {seconds:.2f} s")
+        for each in result.recoveries:
+            say(f"{each.participant} killed, work after   {each.seconds.total:.2f} s (epoch {each.epoch})")
+        say(f"rollbacks                  {result.rollbacks}")
+        say(
+            f"the bank's own ledger      {result.charges} charges, {result.charges_cents / 100:.2f}: "
+            f"{result.charges_duplicated} twice, {result.charges_lost} lost"
+        )
         for problem in result.problems:
             say(f"WRONG: {problem}")
         say("every manifest verified offline: " + ("consistent" if result.consistent else "NOT CONSISTENT"))

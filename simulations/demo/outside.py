@@ -1,6 +1,6 @@
 """The bank outside of the cluster: a process that charges cards and keeps a ledger of its own.
 
-``python -m simulations.demo.outside LEDGER.jsonl`` prints ``{"url": ...}`` and serves until its standard input ends.
+``python -m simulations.demo.outside LEDGER.jsonl [ANSWER_MS]`` prints ``{"url": ...}`` and serves until its standard input ends.
 
 It is as plain as a bank of the worst kind: it knows no idempotency, so each request that reaches it is one more charge, in
 the ledger on its disk before it is answered. What is charged twice, or never, shows there and nowhere else.
@@ -45,12 +45,14 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class OutsideBank:
     """The bank's only state: an append-only file, and where each token stands in it."""
 
-    def __init__(self, ledger: Path) -> None:
+    def __init__(self, ledger: Path, *, answer_seconds: float = 0.0) -> None:
         """Open, or begin, a ledger.
 
         Args:
             ledger: A file of one JSON document a line.
+            answer_seconds: From a charge to its answer: how long a client may die without having heard.
         """
+        self._answer_seconds = answer_seconds
         self.charges = read_ledger(ledger) if ledger.exists() else []
         self._receipts = {charge.token: charge.receipt for charge in reversed(self.charges)}
         self._file = os.open(ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -89,7 +91,9 @@ class OutsideBank:
             wanted = msgspec.json.decode(await request.read(), type=_Request)
         except msgspec.MsgspecError as error:
             return web.json_response({"error": str(error)}, status=400)
-        return web.json_response({"receipt": self.charge(wanted.token, wanted.order, wanted.cents)})
+        receipt = self.charge(wanted.token, wanted.order, wanted.cents)
+        await asyncio.sleep(self._answer_seconds)
+        return web.json_response({"receipt": receipt})
 
     async def _get(self, request: web.Request) -> web.Response:
         receipt = self.receipt(request.match_info["token"])
@@ -142,9 +146,9 @@ def read_ledger(path: Path) -> list[Charge]:
     return [msgspec.json.decode(line, type=Charge) for line in path.read_bytes().splitlines()]
 
 
-async def serve(ledger: Path) -> int:
+async def serve(ledger: Path, answer_seconds: float) -> int:
     """Serve on a free port of loopback until standard input ends. Returns the process's exit code."""
-    bank = OutsideBank(ledger)
+    bank = OutsideBank(ledger, answer_seconds=answer_seconds)
     runner = web.AppRunner(bank.application(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -161,4 +165,4 @@ async def serve(ledger: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(asyncio.run(serve(Path(sys.argv[1]))))
+    sys.exit(asyncio.run(serve(Path(sys.argv[1]), float(sys.argv[2]) / 1000 if len(sys.argv) > 2 else 0.0)))

@@ -1,8 +1,8 @@
 """One participant process of the demo: ``python -m simulations.demo.process SPEC.json``.
 
 It reads commands from standard input, one JSON document a line, and answers each with one line on standard output:
-``{"do": "ingest", "agent": ..., "send": [target, amount]}``, ``{"do": "statistics"}``, ``{"do": "leave"}``. End of input
-or SIGTERM ends it in order.
+``{"do": "ingest", "agent": ..., "send": [target, amount]}``, ``{"do": "statistics"}``, ``{"do": "returns"}``,
+``{"do": "leave"}``. End of input or SIGTERM ends it in order.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any
 
 import msgspec
 
-from participant import Agent, Participant
+from participant import Agent, Participant, Restored
 from simulations.demo import agents as bank
 from simulations.demo import tokens
 from simulations.demo.stall import StallMeter
+
+RETURN_POLL_SECONDS = 0.002
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +41,16 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     servers: tuple[tuple[str, int], ...] = ()
     """(name, tokens) of a scripted run's servers."""
     targets: tuple[str, ...] | None = None
+    local: str = ""
+    """Folder for what it remembers over restarts: incarnation, effect ledger."""
+    bank: str = ""
+    """Where orders are charged."""
+    careless: bool = False
+    """Orders are charged without a step."""
 
     def make_agents(self) -> list[Agent]:
         """The agents that this process hosts."""
-        made = [bank.make(kind, name, self.accounts) for kind, name in self.agents]
+        made = [bank.make(kind, name, self.accounts, self.bank, careless=self.careless) for kind, name in self.agents]
         return [*made, *(tokens.Server(name, tokens=count) for name, count in self.servers)]
 
 
@@ -57,7 +65,27 @@ def _answer(document: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-async def _obey(participant: Participant, line: bytes, meter: StallMeter) -> None:
+class Returns:
+    """When this participant's first new turn was over, by incarnation: on the loop's clock, which all processes share."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        self.first_turns: dict[int, float] = {}
+        self._polling: asyncio.Task[None] | None = None
+
+    def restored(self, incarnation: int) -> None:
+        """Agents run again."""
+        if self._polling is not None:
+            self._polling.cancel()
+        self._polling = asyncio.create_task(self._poll(incarnation, self._participant.statistics()["turns"]))
+
+    async def _poll(self, incarnation: int, turns: int) -> None:
+        while self._participant.statistics()["turns"] == turns:  # noqa: ASYNC110 - a count, no event
+            await asyncio.sleep(RETURN_POLL_SECONDS)
+        self.first_turns[incarnation] = asyncio.get_running_loop().time()
+
+
+async def _obey(participant: Participant, line: bytes, meter: StallMeter, returns: Returns) -> None:
     command = msgspec.json.decode(line)
     match command["do"]:
         case "ingest":
@@ -66,6 +94,9 @@ async def _obey(participant: Participant, line: bytes, meter: StallMeter) -> Non
             _answer({"ok": True})
         case "statistics":
             _answer({"statistics": participant.statistics(), "stall": meter.result()})
+        case "returns":
+            first = {str(number): at for number, at in returns.first_turns.items()}
+            _answer({"incarnation": participant.incarnation, "first_turns": first})
         case "leave":
             await participant.leave()
             _answer({"ok": True})
@@ -90,16 +121,18 @@ async def run(spec: Spec) -> int:
             store=spec.store,
             secret_file=spec.secret_file,
             targets=spec.targets,
+            local=spec.local or None,
             messages=[tokens.Send] if spec.servers else [bank.Delivered, bank.Order, bank.Transfer],
         ) as participant,
         asyncio.TaskGroup() as group,
     ):
         meter_task = group.create_task(meter.run())
-        watch = group.create_task(_watch(participant, meter, stopped))
+        returns = Returns(participant)
+        watch = group.create_task(_watch(participant, meter, returns, stopped))
         reader = await _commands()
         await participant.wait_member()
         _answer({"ready": spec.id})
-        serve = group.create_task(_serve(participant, reader, meter, stopped))
+        serve = group.create_task(_serve(participant, reader, meter, returns, stopped))
         await stopped.wait()
         for task in (meter_task, watch, serve):
             task.cancel()
@@ -107,17 +140,19 @@ async def run(spec: Spec) -> int:
 
 
 async def _serve(
-    participant: Participant, reader: asyncio.StreamReader, meter: StallMeter, stopped: asyncio.Event
+    participant: Participant, reader: asyncio.StreamReader, meter: StallMeter, returns: Returns, stopped: asyncio.Event
 ) -> None:
     while line := await reader.readline():
-        await _obey(participant, line, meter)
+        await _obey(participant, line, meter, returns)
     stopped.set()
 
 
-async def _watch(participant: Participant, meter: StallMeter, stopped: asyncio.Event) -> None:
+async def _watch(participant: Participant, meter: StallMeter, returns: Returns, stopped: asyncio.Event) -> None:
     async for event in participant.events():
         logging.getLogger("demo").info("%s", event)
         meter.note(event)
+        if isinstance(event, Restored):
+            returns.restored(event.incarnation)
     stopped.set()
 
 

@@ -236,10 +236,14 @@ async def test_an_entry_lives_as_long_as_a_kept_epoch_could_bring_its_position_b
     assert await effects.prune(4, FENCE) == 0
     assert await effects.prune(5, FENCE) == 1
     # Back to epoch 5: the turns of 1 and 2 run again, however new the oldest kept epoch will be.
-    await effects.reopen(5, FENCE)
-    assert await effects.prune(99, FENCE) == 0
-    await effects.close_turn([entry(1).token], 7, FENCE)
-    assert await effects.prune(8, FENCE) == 1
+    rolled = FencingToken("p1", 2, 3)
+    await effects.open(rolled)
+    await effects.reopen(5, rolled)
+    assert await effects.prune(99, rolled) == 0
+    await effects.close_turn([entry(1).token], 7, rolled)
+    # Another participant says the same a little later.
+    await effects.reopen(5, FencingToken("p2", 2, 4))
+    assert await effects.prune(8, rolled) == 1
     assert [found.ordinal for found in await effects.entries(states=tuple(State))] == [2, 3]
 
 

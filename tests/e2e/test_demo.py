@@ -1,4 +1,4 @@
-"""The demo as its users run it: real processes, a leader killed, every cut added up."""
+"""The demo as its users run it: real processes that are killed, every cut added up, every charge counted at the bank."""
 
 import json
 import os
@@ -54,7 +54,7 @@ def wait_until(condition, seconds: float, what: str) -> None:
         time.sleep(0.05)
 
 
-def test_two_demos_side_by_side_commit_epochs_survive_the_leaders_kill_and_conserve_money(tmp_path):
+def test_two_demos_side_by_side_commit_epochs_survive_every_kill_and_conserve_money(tmp_path):
     """Both run at once, so that neither may depend on fixed ports or folders."""
     other = subprocess.Popen(
         demo_command("--seconds", "6", "--dir", str(tmp_path / "other"), "--coordinators", "1", "--json"),
@@ -77,6 +77,29 @@ def test_two_demos_side_by_side_commit_epochs_survive_the_leaders_kill_and_conse
     assert other.returncode == 0, other_err
     assert json.loads(other_out)["consistent"] is True
     assert processes_naming(str(tmp_path)) == []
+    # The bank's own ledger, read as a stranger would.
+    ledger = [json.loads(line) for line in (tmp_path / "one" / "bank.jsonl").read_text().splitlines()]
+    assert document["charges"] == len(ledger) == len({charge["order"] for charge in ledger}) > 0
+    assert document["charges_cents"] == sum(charge["cents"] for charge in ledger)
+    for found in (document, json.loads(other_out)):
+        assert found["participant_kills"] == 2
+        assert found["rollbacks"] >= 2
+        assert (found["charges_duplicated"], found["charges_lost"]) == (0, 0)
+        seconds = found["recovery_seconds"]
+        parts = sum(seconds[part] for part in ("detect", "restart", "load", "replay"))
+        assert 0 < parts == pytest.approx(seconds["total"], abs=0.1)
+
+
+def test_a_demo_that_charges_without_a_step_finds_its_duplicates_and_fails(tmp_path):
+    """What the demo says when all is well is worth something only if it says otherwise when it is not."""
+    code, document, errors = run_demo(
+        "--seconds", "5", "--coordinators", "1", "--careless", "--dir", str(tmp_path / "d")
+    )  # fmt: skip
+    assert code == 4, errors
+    assert document["charges_duplicated"] > 0
+    assert document["consistent"] is False
+    assert "charged more than once: order-" in document["problems"][0]
+    assert set(document["totals"]) == {document["total_expected"]}
 
 
 def test_the_demo_over_mqtt_is_consistent(tmp_path):

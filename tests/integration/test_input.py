@@ -120,6 +120,63 @@ async def test_input_while_epochs_commit_and_clusters_roll_back_is_never_lost_no
         assert made["till/a"].seen == list(range(1, 40))
 
 
+async def test_a_token_is_known_wherever_its_agent_goes(tmp_path) -> None:
+    """An agent is taken over by another participant, whose own log never heard of the token."""
+    async with Cluster(Till("a"), Till("b"), sinks=[MemorySink("receipts")], local=str(tmp_path)) as made:
+        await made.send("till/a", Pay(5), token="early")
+        await made.idle()
+        epoch = await made.epoch()
+        await made.send("till/a", Pay(6), token="late")
+        await made.idle()
+        await made.restore(epoch, placement={"p1": (), "p2": ("till/a", "till/b")})
+        await made.idle()
+        # Its own log brings back what the epoch does not hold; the client's second tries go to the new host.
+        assert made["till/a"].seen == [5, 6]
+        two = made.participants["p2"]
+        assert made.participant_of("till/a") is two
+        again = await two.ingest("till/a", Pay(5), token="early")
+        assert again.duplicate
+        with pytest.raises(Refused, match="came before with another"):
+            await two.ingest("till/a", Pay(7), token="early")
+        await made.idle()
+        assert made["till/a"].seen == [5, 6]
+        # And from there on, to a third place, through another epoch.
+        second = await made.epoch()
+        await made.restore(second, placement={"p1": ("till/a", "till/b"), "p2": ()})
+        await made.idle()
+        assert (await made.participants["p1"].ingest("till/a", Pay(5), token="early")).duplicate
+
+
+async def test_a_token_that_a_rollback_undid_elsewhere_can_come_again(tmp_path) -> None:
+    async with Cluster(Till("a"), Till("b"), sinks=[MemorySink("receipts")], local=str(tmp_path)) as made:
+        before = await made.epoch()
+        await made.send("till/a", Pay(5), token="t")
+        await made.idle()
+        after = await made.epoch()
+        await made.restore(after, placement={"p1": (), "p2": ("till/a", "till/b")})
+        await made.idle()
+        two = made.participants["p2"]
+        assert (await two.ingest("till/a", Pay(5), token="t")).duplicate
+        await made.restore(before, placement={"p1": (), "p2": ("till/a", "till/b")})
+        await made.idle()
+        assert made["till/a"].seen == [5], "its own log brought it back"
+
+
+async def test_epochs_write_only_the_tokens_that_are_new(tmp_path) -> None:
+    async with Cluster(Till("a"), sinks=[MemorySink("receipts")], local=str(tmp_path)) as made:
+        participant = made.participant_of("till/a")
+        for number in range(600):
+            participant._intake._entered_tokens.add(number.to_bytes(16, "big"), bytes(16))
+        first = await made.epoch()
+        await made.send("till/a", Pay(1), token="t")
+        await made.idle()
+        second = await made.epoch()
+        one, two = (set(epoch._reader.snapshot("p1").input_tokens) for epoch in (first, second))
+        assert len(one) == len(two) == 2
+        assert len(one & two) == 1, "the full block is named again"
+        assert len(second._reader.input_tokens("p1")) == 601
+
+
 async def test_without_a_local_folder_a_token_is_refused_and_input_is_volatile() -> None:
     async with Cluster(Till("a"), sinks=[MemorySink("receipts")]) as made:
         epoch = await made.epoch()

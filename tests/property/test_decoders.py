@@ -65,6 +65,7 @@ DECODERS = {
     "contents.decode_mailbox": lambda data: contents.decode_mailbox(data, "x"),
     "contents.decode_timers": lambda data: contents.decode_timers(data, "x"),
     "contents.decode_outputs": lambda data: contents.decode_outputs(data, "x"),
+    "contents.decode_tokens": lambda data: contents.decode_tokens(data, "x"),
     "contents.decode_journal": lambda data: contents.decode_journal(data, "x"),
     "contents.decode_questions": lambda data: contents.decode_questions(data, "x"),
     "contents.decode_channel": lambda data: contents.messages_of(contents.decode_channel(data, 1, "x"), "x"),

@@ -100,6 +100,19 @@ def test_a_process_that_was_declared_dead_cannot_begin_the_segment_that_its_succ
     assert found_in(files) == [1, 2]
 
 
+def test_a_segment_that_an_earlier_life_began_in_this_very_moment_asks_for_another_start():
+    """The successor has read the log; then the earlier life, not stopped yet, begins the next segment."""
+    files = disk()
+    zombie, _ = opened(files, segment_bytes=1)
+    written(zombie, 1)
+    successor, _ = opened(files, session=2, owner=SimulatedOwner())
+    written(zombie, 2)
+    successor.append(record(3))
+    with pytest.raises(LogPoisoned, match="start again"):
+        write_all(successor)
+    assert found_in(files) == [1, 2]
+
+
 def test_nothing_is_acknowledged_once_somebody_else_has_the_folder():
     """The record may be in the file; the successor sees it or not; nobody was told."""
     files, owner = disk(), SimulatedOwner()

@@ -7,6 +7,9 @@ import pytest
 
 from participant.inputs import (
     MARKS_KEPT,
+    TOKEN_BLOCKS_MAX,
+    TOKENS_PER_BLOCK,
+    EnteredTokens,
     InputIndex,
     InputRecord,
     JoinRecord,
@@ -134,3 +137,17 @@ def test_a_restore_to_an_epoch_before_a_membership_replays_from_where_it_began()
 def test_records_are_append_only_for_older_readers():
     longer = msgspec.msgpack.encode(["mark", 3, 9, "later"])
     assert decode_records(b"\x91" + longer, "here") == [MarkRecord(3, 9)]
+
+
+def test_entered_tokens_come_in_blocks_whose_bytes_stay_once_they_are_full():
+    entered = EnteredTokens((number.to_bytes(16, "big"), b"d" * 16) for number in range(TOKENS_PER_BLOCK + 3))
+    first = entered.blocks()
+    assert [len(msgspec.msgpack.decode(block)) for block in first] == [TOKENS_PER_BLOCK, 3]
+    entered.add(b"x" * 16, b"d" * 16)
+    second = entered.blocks()
+    assert second[0] is first[0]
+    assert second[1] != first[1]
+    for number in range(TOKENS_PER_BLOCK * (TOKEN_BLOCKS_MAX + 2)):
+        entered.add(number.to_bytes(16, "big"), b"e" * 16)
+    assert len(entered.blocks()) <= TOKEN_BLOCKS_MAX + 1
+    assert EnteredTokens().blocks() == ()

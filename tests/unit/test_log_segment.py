@@ -1,6 +1,8 @@
 """A segment's bytes: golden, chained, and what each kind of damage means."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from participant.logs.segment import (
     BATCH_OVERHEAD,
@@ -170,3 +172,19 @@ def test_other_files_are_no_segments():
         decode_segment_header(b"x" * 200, "here")
     with pytest.raises(CorruptLog, match="too short"):
         decode_segment_header(b"", "here")
+
+
+@given(st.binary(max_size=200), st.integers(0, 400), st.integers(0, 30))
+def test_any_bytes_in_place_of_any_others_are_read_or_refused_and_nothing_else(found: bytes, offset: int, cut: int):
+    """Hostile or rotten: a log's reader raises `CorruptLog`, or gives whole batches that were written."""
+    data, ends = segment([b"\x01", b"\x02"], [b"\x03"], [b"\x04"] * 9)
+    damaged = data[:offset] + found + data[offset + len(found) :]
+    damaged = damaged[: len(damaged) - cut]
+    try:
+        header, start = decode_segment_header(damaged, "here")
+        batches, end = read_batches(damaged, start, "here")
+    except CorruptLog as error:
+        assert str(error).isprintable()  # noqa: PT017 - both outcomes are right
+        return
+    assert header == HEADER
+    assert end in ends[: len(batches) + 1]
