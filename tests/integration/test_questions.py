@@ -18,6 +18,7 @@ from participant import (
     handler,
     value,
 )
+from participant.effects.backend import MemoryEffects
 from participant.failure import Backoff
 from participant.testing import Cluster
 from protocol.errors import Refused, Unsavable
@@ -192,6 +193,24 @@ async def test_a_cut_holds_the_question_and_a_restore_goes_on_with_the_time_that
     assert Editor.mails == ["news 0"], "the mail was sent before the cut: its step answers from the journal"
     await cluster.advance(21)
     assert published(cluster) == ["news (nobody minded)"]
+    await cluster.__aexit__(None, None, None)
+
+
+async def test_where_the_ledger_is_lost_with_its_disk_the_epoch_has_what_was_finished_and_asked():
+    """The agent comes back elsewhere, with a ledger that knows nothing."""
+    cluster = await asking()
+    epoch = await cluster.epoch()
+    (before,) = cluster.questions()
+    await cluster.crash("p1")
+    cluster.effects = MemoryEffects()
+    await cluster.restore(epoch)
+    await cluster.idle()
+    assert Editor.mails == ["news 0"]
+    (after,) = cluster.questions()
+    assert after.token == before.token
+    await cluster.answer(after.token, True)
+    await cluster.idle()
+    assert published(cluster) == ["news"]
     await cluster.__aexit__(None, None, None)
 
 
