@@ -139,7 +139,7 @@ class StepDiverged(Parking):
             intent,
             result,
             f"agent {agent}: step {step} was done with {recorded}, and the same place now wants {wanted}. Take the recorded "
-            f"result (settle {token} with accept), or leave out of intent=... what may differ",
+            f"result (`cleancut effects settle {token} --take-recorded`), or leave out of intent=... what may differ",
         )
 
 

@@ -1,4 +1,4 @@
-"""``cleancut agent ...``: single agents."""
+"""``cleancut agent list | history | move``: single agents; the first two are in `history`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from coordinator.cli.exits import Exit, Failure
+from coordinator.cli.history import history, list_agents
 from coordinator.cli.kinds import AGENT
 from coordinator.cli.output import field, print_json, say, span
 from coordinator.cli.settings import looks_at_cluster
@@ -20,7 +21,11 @@ MOVE_SECONDS: Final = 600.0
 
 @click.group()
 def agent() -> None:
-    """Single agents."""
+    """Single agents: where they are, what they did; move one."""
+
+
+agent.add_command(list_agents)
+agent.add_command(history)
 
 
 @agent.command(short_help="Move an agent to another participant.")

@@ -41,6 +41,7 @@ def status(session: Session, *, fresh: bool, incarnations: bool) -> None:
         ("recovery", _recovery_line(field(document, "recovery"))),
         ("topology", field(document, "topology")),
         ("participants", _participants_line(field(document, "participants"))),
+        ("waiting", _waiting_line(field(document, "waiting"))),
         ("newest epoch", epochs.get("newest") or "none yet"),
         ("epochs committed", epochs.get("committed")),
         ("epochs aborted", epochs.get("aborted")),
@@ -83,7 +84,7 @@ def participants(session: Session, *, fresh: bool) -> None:
         say("no participant has registered yet")
         return
     print_table(
-        ("PARTICIPANT", "SESSION", "STATE", "HEARD", "ADDRESS", "AGENTS", "CAUSE"),
+        ("PARTICIPANT", "SESSION", "STATE", "HEARD", "ADDRESS", "AGENTS", "WAITING", "CAUSE"),
         [
             (
                 field(each, "id"),
@@ -92,6 +93,7 @@ def participants(session: Session, *, fresh: bool) -> None:
                 _age(field(each, "heartbeat_age_ms")),
                 field(each, "address"),
                 listed(field(each, "agents"), 4),
+                _waiting_here(each),
                 field(each, "cause"),
             )
             for each in known
@@ -139,6 +141,26 @@ def topology(session: Session, *, fresh: bool) -> None:
         ],
         numbers=("SESSION",),
     )
+
+
+def _waiting_here(participant: Any) -> str:  # noqa: ANN401 - JSON
+    named = [f"{field(each, 'agent')} ({field(each, 'cause')})" for each in items(participant, "waiting")]
+    count = field(participant, "waiting_count")
+    more = count - len(named) if isinstance(count, int) else 0
+    return listed(named, 4) + (f" and {more} more" if named and more > 0 else "")
+
+
+def _waiting_line(waiting: Any) -> str | None:  # noqa: ANN401 - JSON
+    """Agents that wait for somebody's word; None: none does, or that is not known."""
+    count, questions = field(waiting, "count"), field(waiting, "questions")
+    parts = []
+    if count:
+        named = [f"{field(each, 'agent')} ({field(each, 'cause')})" for each in items(waiting, "agents")]
+        shown = listed(named[:6]) + (f" and {count - 6} more" if count > 6 else "")
+        parts.append(f"{plural(count, 'agent')} for a decision: {shown}; see `cleancut effects list --in-doubt`")
+    if questions:
+        parts.append(f"{plural(questions, 'question')} open; see `cleancut questions list`")
+    return "; ".join(parts) or None
 
 
 def _tell_incarnations(session: Session, *, fresh: bool) -> None:

@@ -29,15 +29,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
-    "agent": ("coordinator.cli.agent:agent", "Move an agent to another participant."),
+    "agent": ("coordinator.cli.agent:agent", "Single agents: where they are, what they did; move one."),
     "completion": ("coordinator.cli.completion:completion", "Print the completion script of a shell."),
     "coordinator": ("coordinator.cli.serve:coordinator", "Run one coordinator."),
     "doctor": ("coordinator.cli.doctor:doctor", "Check what commonly goes wrong, and say what to do."),
+    "effects": ("coordinator.cli.effects:effects", "What agents did outside of the cluster; settle what is in doubt."),
     "epoch": ("coordinator.cli.epoch:epoch", "Look at epochs; start, abort and verify them."),
     "events": ("coordinator.cli.events:events", "What happens in the cluster, as it happens."),
     "keys": ("coordinator.cli.keys:keys", "Make a cluster's secret, certificates and settings."),
     "participants": ("coordinator.cli.cluster:participants", "The participants and what they are doing."),
     "policy": ("coordinator.cli.policy:policy", "When epochs are started: show it, change it."),
+    "questions": ("coordinator.cli.questions:questions", "What agents ask of people; answer it."),
     "status": ("coordinator.cli.cluster:status", "The cluster at a glance."),
     "topology": ("coordinator.cli.cluster:topology", "Members and channels."),
 }

@@ -166,8 +166,33 @@ async def read_object(request: web.Request, known: dict[str, type]) -> dict[str,
         ApiError: Not JSON, not an object, an unknown key, a value of another type, too large, too slow.
     """
     body = await read_body(request)
-    if not body:
-        return {}
+    return _checked_object(body, known) if body else {}
+
+
+async def read_large_object(request: web.Request, known: dict[str, type], bytes_max: int) -> dict[str, Any]:
+    """The same for a body that may be larger than `BODY_BYTES_MAX`; an empty one is no object.
+
+    Args:
+        request: Its body has not been read.
+        known: As in `read_object`.
+        bytes_max: More is refused.
+
+    Raises:
+        ApiError: As in `read_object`.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS_MAX):
+            async for piece in request.content.iter_chunked(1 << 16):
+                data += piece
+                if len(data) > bytes_max:
+                    raise ApiError(413, "too-large", f"a body has at most {bytes_max} bytes here")
+    except TimeoutError:
+        raise ApiError(408, "too-slow", f"the body did not come within {BODY_SECONDS_MAX:.0f} s") from None
+    return _checked_object(bytes(data), known)
+
+
+def _checked_object(body: bytes, known: dict[str, type]) -> dict[str, Any]:
     try:
         document = json.loads(body)
     except (ValueError, RecursionError) as error:

@@ -30,6 +30,7 @@ from coordinator.runtime.answers import (
 )
 from coordinator.runtime.barriers import SharedBarrier
 from coordinator.runtime.checks import add_check_routes
+from coordinator.runtime.consults import add_consult_routes
 from coordinator.runtime.forward import LEADER, was_passed_on
 from coordinator.runtime.ingests import add_ingest_routes
 from coordinator.runtime.metrics import Exposition
@@ -125,15 +126,16 @@ class Api:
             return answer
         await self.fresh(request)
         service = self._service
-        return json_answer(
-            views.status(
-                service.ledger,
-                service.live,
-                coordinators=service.coordinators(),
-                leader=service.leader_id,
-                version=__version__,
-            )
+        document = views.status(
+            service.ledger,
+            service.live,
+            coordinators=service.coordinators(),
+            leader=service.leader_id,
+            version=__version__,
         )
+        live = [record for record in service.ledger.participants() if record.live]
+        waiting = service.driver.hub.waiting.document(live) if service.leads else None
+        return json_answer({**document, "waiting": waiting})
 
     async def incarnations(self, request: web.Request) -> web.Response:
         """Rollbacks, newest first."""
@@ -145,7 +147,12 @@ class Api:
         if (answer := await self.of_leader(request)) is not None:
             return answer
         await self.fresh(request)
-        return json_answer(views.participants(self._service.ledger, self._service.live))
+        document = views.participants(self._service.ledger, self._service.live)
+        if self._service.leads:
+            for row in document["participants"]:
+                if row["ended_at"] is None:
+                    row.update(self._service.driver.hub.waiting.participant(row["session"]))
+        return json_answer(document)
 
     async def topology(self, request: web.Request) -> web.Response:
         """The current topology."""
@@ -387,5 +394,6 @@ def build_app(service: Service) -> web.Application:
     add_write_routes(app, service, api)
     add_ingest_routes(app, service)
     add_check_routes(app, service, api)
+    add_consult_routes(app, service, api)
     add_page(app)
     return app

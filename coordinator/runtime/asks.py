@@ -10,15 +10,15 @@ import asyncio
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from coordinator.runtime.answers import ApiError
-from protocol.messages import Ingested, Inspected
+from protocol.messages import Consulted, Ingested, Inspected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from coordinator.runtime.connections import ParticipantHub
-    from protocol.messages import Ingest, Inspect
+    from protocol.messages import Consult, Ingest, Inspect
 
-Answered: TypeAlias = Ingested | Inspected
+Answered: TypeAlias = Ingested | Inspected | Consulted
 
 WAITING_MAX: Final = 2_048
 """Questions that wait for their answers."""
@@ -63,7 +63,7 @@ class Asks:
         return len(self._waiting)
 
     async def ask(
-        self, hub: ParticipantHub, session: int, make: Callable[[int], Ingest | Inspect], seconds: float
+        self, hub: ParticipantHub, session: int, make: Callable[[int], Ingest | Inspect | Consult], seconds: float
     ) -> Answered:
         """Ask one session.
 

@@ -24,10 +24,13 @@ from coordinator.runtime.answers import ApiError
 from coordinator.runtime.asks import Asks
 from coordinator.runtime.ingests import Ingests
 from coordinator.runtime.orders import OrderEncoder
+from coordinator.runtime.waiting import WaitingBoard
 from protocol.errors import MalformedFrame
 from protocol.failpoints import armed, fp
 from protocol.limits import CONTROL_BYTES_MAX, MIB, PARTICIPANTS_MAX
 from protocol.messages import (
+    Consulted,
+    Heartbeat,
     Ingested,
     Inspected,
     Register,
@@ -40,7 +43,7 @@ from protocol.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.messages import Ingest, Inspect, ToCoordinator, ToParticipant
+    from protocol.messages import Consult, Ingest, Inspect, ToCoordinator, ToParticipant
 
 log = logging.getLogger("cleancut.connections")
 
@@ -92,7 +95,7 @@ class Connection:
         self.session = 0
         """Bound by `Registered`; 0 before."""
         self.understands_asks = False
-        """It understands `Ingest` and `Inspect`."""
+        """It understands `Ingest`, `Inspect` and `Consult`."""
         self.waiting_bytes = 0
         self._waiting: deque[bytes] = deque()
         self._news = asyncio.Event()
@@ -189,6 +192,8 @@ class ParticipantHub:
         """Questions to participants that are no orders."""
         self.ingests = Ingests(self.asks, clock)
         """Outside input on its way to participants."""
+        self.waiting = WaitingBoard()
+        """Agents that wait for somebody's decision."""
         self._numbers = 0
         self._ending = False
         self.counts: dict[str, int] = {
@@ -232,7 +237,7 @@ class ParticipantHub:
         found = self._by_session.get(session)
         return found is not None and self.send(found.id, message)
 
-    def ask(self, session: int, message: Ingest | Inspect) -> bool:
+    def ask(self, session: int, message: Ingest | Inspect | Consult) -> bool:
         """Ask a session something. False: it has no connection, or does not understand it."""
         found = self._by_session.get(session)
         if found is None or not found.understands_asks or found.closing is not None:
@@ -396,9 +401,11 @@ class ParticipantHub:
             return self._foreign(connection, message.session)
         if message.session != connection.session:
             return self._foreign(connection, message.session)
-        if isinstance(message, Ingested | Inspected):
+        if isinstance(message, Ingested | Inspected | Consulted):
             self.asks.answered(message)
             return True
+        if isinstance(message, Heartbeat):
+            self.waiting.heard(connection.participant, message)
         self._sink.message_arrived(connection.id, message)
         return connection.closing is None
 

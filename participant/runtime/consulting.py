@@ -232,9 +232,11 @@ class ConsultDesk:
         if before is None:
             raise Refused("no-effect", f"{self._participant} knows no effect {token[:64]!a}")
         entry = await settle(steps, tuple(self._hosts), token, settlement)
-        for host in tuple(self._hosts):
-            if host.parked is not None and host.parked.token == token:
-                self._resume(host.id)
+        if parked is not None and (what.how == TAKE_RECORDED or parked.cause == "in-doubt"):
+            # Also where the word comes too late: what it waits for has been decided.
+            for host in tuple(self._hosts):
+                if host.parked is parked:
+                    self._resume(host.id)
         # Always: it may have ended while we looked.
         _check_same(entry, settlement, result)
         return {
