@@ -20,6 +20,7 @@ from coordinator.ledger import (
     CommitCommand,
     ConfigureCommand,
     FenceCommand,
+    FoundCommand,
     LeadCommand,
     LeaveCommand,
     MarkLostCommand,
@@ -89,6 +90,9 @@ class Historian:
                 yield "leader-elected", {"leader": command.coordinator, "term": command.term}
             case ConfigureCommand():
                 yield "policy-changed", {"policy": command.policy.document()}
+            case FoundCommand():
+                if result.get("outcome") == "founded":
+                    yield "fork-founded", {"epoch": command.epoch, "origin": command.origin_cluster}
             case AnnounceCommand():
                 pass  # a part of a registration, which is told when it is whole
             case RegisterCommand():
