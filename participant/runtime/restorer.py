@@ -19,7 +19,7 @@ from protocol.errors import FencedError, RecoveryError, SnapshotError
 from protocol.failpoints import fp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from participant.agent import Agent
     from participant.codec import MessageRegistry
@@ -129,7 +129,7 @@ class Restorer:
         self._fresh = 0
         self.input_position: int | None = None
         """What the epoch that was loaded last says of this participant's input log."""
-        self.input_tokens: list[tuple[bytes, bytes]] = []
+        self.input_tokens: Sequence[tuple[bytes, bytes]] = ()
         """Tokens that it has taken, here and at those whose agents are here now."""
 
     def halt(self) -> None:
