@@ -42,6 +42,7 @@ from coordinator.placement import missing_in_words, place
 from protocol.ids import Instant
 from protocol.limits import (
     COMMAND_BYTES_MAX,
+    RESTORE_DEADLINE_NS,
     ROLLBACK_PAUSE_NS,
     ROLLBACK_PAUSE_NS_MAX,
     STORE_RETRY_NS,
@@ -328,6 +329,11 @@ class RecoveryKeeper:
                 if not member.restored:
                     self._order(name, member.session, record)
         self._propose_restored(record, now)
+        if now >= self._ordered_at + RESTORE_DEADLINE_NS and not self._failed:
+            missing = next((name for name, member in sorted(record.members.items()) if not member.restored), "")
+            if missing:
+                cause = f"it has not taken its part within {RESTORE_DEADLINE_NS // 1_000_000_000} s"
+                self._failed[missing] = (record.members[missing].session, "store", cause)
 
     def _order(self, name: str, session: int, record: RollbackRecord) -> None:
         state = self._ledger.state
@@ -561,6 +567,8 @@ class RecoveryKeeper:
         """When something here is due without any event."""
         for retry in self._raising.values():
             yield retry.at
+        if self._ordered == self._ledger.state.incarnation:
+            yield Instant(self._ordered_at + RESTORE_DEADLINE_NS)
         if self._need_since is None:
             return
         yield self._reading.at

@@ -45,6 +45,9 @@ UPLOAD_RETRY_NS: Final = 5_000_000_000
 of the failure must reach the coordinators before the deadline does."""
 UPLOADS_MAX: Final = 2
 """Finished packs of one epoch that wait in memory to become durable."""
+RESTORE_DEADLINE_NS: Final = 600_000_000_000
+"""A rollback in which somebody has not taken its part after this long has failed, and another one begins: as long as the largest
+state takes to be read from a slow store."""
 RESTORE_RETRY_NS: Final = 10_000_000_000
 """How long a store that does not answer is asked again before a restore fails; the leader then begins another."""
 PARKED_FRAMES_BYTES_MAX: Final = 4 * MIB

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.policy import PolicySettings
+from protocol.limits import RESTORE_DEADLINE_NS
 from protocol.messages import Leave, Restored
 from tests.coordinator_world import LEASE_S, MS, RECOVERING, SECOND, World, cluster, replace_struct
 
@@ -261,6 +262,25 @@ def test_entry_of_an_older_incarnation_that_is_on_its_way_holds_up_nothing(kind)
         submit(*each)
     world.run(until=lambda: world.running(world.ledger.state.incarnation), limit=30)
     assert world.ledger.state.incarnation == (4 if failure else 3)
+
+
+def test_participant_that_hangs_in_a_restore_is_not_waited_for_for_ever():
+    world = with_epoch("a", "b")
+    world.participants["a"].restores = False
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=lambda: world.ledger.state.rollbacks.get(2) is not None)
+    world.run(RESTORE_DEADLINE_NS / SECOND - 5)
+    assert world.ledger.rollback.state == "restoring"
+    world.run(6)
+    failed = world.ledger.state.rollbacks[2]
+    assert (failed.state, failed.participant) == ("failed", "a")
+    assert "within 600 s" in failed.failure
+    world.participants["a"].restores = True
+    world.run(until=lambda: world.ledger.state.incarnation > 2)
+    world.participants["a"].disconnect("cable")
+    world.participants["a"].connect()
+    world.run(until=lambda: world.running(world.ledger.state.incarnation))
 
 
 def test_sealed_epoch_is_committed_first():
