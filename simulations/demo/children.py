@@ -59,6 +59,11 @@ class Child:
         if self.running:
             self._process.kill()
 
+    def signal(self, number: signal.Signals) -> None:
+        """Any other signal, if it runs."""
+        if self.running:
+            self._process.send_signal(number)
+
     async def write_line(self, line: str) -> None:
         """A line to its standard input."""
         assert self._process.stdin is not None

@@ -147,8 +147,8 @@ class LocalCluster:
             variables=self.variables,
         )
 
-    async def start_participant(self, spec: Spec, *, module: str = "simulations.demo.process") -> None:
-        """Start one participant process and wait until it says that it is ready (a member)."""
+    async def spawn_participant(self, spec: Spec, *, module: str = "simulations.demo.process") -> children.Child:
+        """Start one participant process; its first line says that it is ready (a member)."""
         path = self.folder / f"{spec.id}.json"
         path.write_bytes(msgspec.json.encode(spec))
         child = await children.start(
@@ -158,6 +158,11 @@ class LocalCluster:
             variables=self.variables,
         )
         self.participants[spec.id] = child
+        return child
+
+    async def start_participant(self, spec: Spec, *, module: str = "simulations.demo.process") -> None:
+        """Start one participant process and wait until it says that it is ready (a member)."""
+        child = await self.spawn_participant(spec, module=module)
         try:
             line = await asyncio.wait_for(child.read_line(), READY_SECONDS)
         except TimeoutError:

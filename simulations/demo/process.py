@@ -18,10 +18,13 @@ from typing import Any
 import msgspec
 
 from participant import Agent, Participant, Restored
+from protocol.errors import SnapshotError
 from simulations.demo import agents as bank
 from simulations.demo import tokens
 from simulations.demo.stall import StallMeter
 
+EXIT_ENDED = 3
+"""The participant was ended: another has its name, say."""
 RETURN_POLL_SECONDS = 0.002
 
 
@@ -160,7 +163,19 @@ def main() -> int:
     """Entry point."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     spec = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Spec)
-    return asyncio.run(run(spec))
+    ended: list[BaseException] = []
+    try:
+        return asyncio.run(run(spec))
+    except* SnapshotError as group:
+        ended = _leaves(group)
+    sys.stderr.write(f"ended: {type(ended[0]).__name__}: {ended[0]}\n")
+    return EXIT_ENDED
+
+
+def _leaves(group: BaseExceptionGroup[SnapshotError]) -> list[BaseException]:
+    return [
+        leaf for each in group.exceptions for leaf in (_leaves(each) if isinstance(each, ExceptionGroup) else [each])
+    ]
 
 
 if __name__ == "__main__":
