@@ -37,6 +37,7 @@ def status(session: Session, *, fresh: bool, incarnations: bool) -> None:
         ("cluster", field(document, "cluster")),
         ("leader", field(document, "leader") or "none: an election is going on, or no quorum of coordinators runs"),
         ("term", field(document, "term")),
+        ("fork of", _origin_line(field(document, "fork_of"))),
         ("incarnation", field(document, "incarnation")),
         ("recovery", _recovery_line(field(document, "recovery"))),
         ("topology", field(document, "topology")),
@@ -205,6 +206,14 @@ def _cause(rollback: Any) -> str:  # noqa: ANN401 - JSON
     return (
         f"{cause}; {field(failure, 'participant')}: {field(failure, 'cause')}" if isinstance(failure, dict) else cause
     )
+
+
+def _origin_line(origin: Any) -> str | None:  # noqa: ANN401 - JSON
+    """What the cluster is a fork of; None for one that is none."""
+    if not isinstance(origin, dict):
+        return None
+    mode = "; dry-run: no effects, no outputs" if origin.get("dry_run") else ""
+    return f"epoch {origin.get('epoch')} of {origin.get('cluster')}{mode}"
 
 
 def _recovery_line(recovery: Any) -> str:  # noqa: ANN401 - JSON

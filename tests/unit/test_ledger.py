@@ -11,6 +11,7 @@ from coordinator.ledger import (
     AnnounceCommand,
     CommitCommand,
     ConfigureCommand,
+    FoundCommand,
     LeadCommand,
     LeaveCommand,
     Ledger,
@@ -18,6 +19,7 @@ from coordinator.ledger import (
     RegisterCommand,
     Report,
     ReportsCommand,
+    RollbackCommand,
     SealCommand,
     StartCommand,
     TopologyCommand,
@@ -823,3 +825,58 @@ def test_each_of_many_that_join_costs_the_same_however_many_there_are():
         log.do(MarkLostCommand, session=number, cause="silent")
         assert log.ledger.topology_is_stale
     assert log.ledger._wanted is None
+
+
+# --- forks ----------------------------------------------------------------------------------------------------------
+
+
+def found(log, **fields):
+    given = {
+        "epoch": 7,
+        "manifest": MANIFEST,
+        "incarnation": 3,
+        "session": 12,
+        "members": 2,
+        "started_at": 5,
+        "origin_cluster": "original",
+        "origin_manifest": OTHER,
+        "dry_run": True,
+    }
+    return log.do(FoundCommand, **{**given, **fields})
+
+
+def test_a_fork_begins_from_an_epoch_that_it_did_not_take_and_goes_on_from_its_numbers():
+    log = Log()
+    assert found(log)["outcome"] == "founded"
+    state = log.ledger.state
+    assert (state.incarnation, state.base, state.epoch, state.committed, state.session) == (3, 7, 7, 7, 12)
+    assert (state.origin.cluster, state.origin.dry_run) == ("original", True)
+    assert log.ledger.recovery_epoch == 7
+    assert not log.ledger.incarnation_begun, "nothing runs before it was taken to the epoch"
+    log.register("p1")
+    assert state.participants["p1"].session == 13
+    begun = log.do(RollbackCommand, incarnation=4, epoch=7, membership=log.ledger.state.membership, cause="a fork")
+    assert (begun["outcome"], begun["epoch"]) == ("begun", 7)
+    assert log.ledger.state.rollbacks[4].manifest == MANIFEST
+
+
+def test_a_fork_is_founded_once_and_never_where_something_has_happened():
+    log = Log()
+    found(log)
+    before = log.ledger.digest()
+    assert found(log, epoch=9)["outcome"] == "duplicate"
+    assert log.ledger.state.origin.epoch == 7
+    assert before != log.ledger.digest(), "the command is remembered"
+    other = cluster("p1", "p2")
+    assert found(other)["code"] == "not-new"
+    assert other.ledger.state.origin is None
+
+
+def test_a_fork_comes_out_of_a_snapshot_as_it_went_in():
+    log = Log()
+    found(log)
+    log.register("p1")
+    copy = Ledger("shop")
+    copy.load(log.ledger.dump())
+    assert copy.digest() == log.ledger.digest()
+    assert copy.state.origin == log.ledger.state.origin
