@@ -157,7 +157,8 @@ def _waiting_line(waiting: Any) -> str | None:  # noqa: ANN401 - JSON
     parts = []
     if count:
         named = [f"{field(each, 'agent')} ({field(each, 'cause')})" for each in items(waiting, "agents")]
-        shown = listed(named[:6]) + (f" and {count - 6} more" if count > 6 else "")
+        more = count - len(named[:6])
+        shown = listed(named[:6]) + (f" and {more} more" if more > 0 else "")
         parts.append(f"{plural(count, 'agent')} for a decision: {shown}; see `cleancut effects list --in-doubt`")
     if questions:
         parts.append(f"{plural(questions, 'question')} open; see `cleancut questions list`")

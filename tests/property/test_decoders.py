@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import protocol
 from protocol import contents, documents, messages
+from protocol.consulting import AnswerQuestion
 from protocol.digests import check_digest, digest, epoch_of_key
 from protocol.errors import StoreError, WireError
 from protocol.items import encode_marker_item, encode_message_item, split_items
@@ -139,6 +140,8 @@ SAMPLES = [
     msgspec.msgpack.encode([["key", {"value": 1}]]),
     encode_message_item(envelope()) + encode_marker_item(7),
     messages.encode_control(messages.Heartbeat(session=1)),
+    messages.encode_control(messages.Consult(session=1, request=1, what=AnswerQuestion(token="t", answer=b"true"))),
+    messages.encode_control(messages.Consulted(session=1, request=1, code="no-effect", body=b"{}")),
     messages.encode_control(messages.StartEpoch(term=1, session=1, incarnation=1, epoch=1, topology=1, deadline_ns=1)),
     pack(),
     snapshot(),
