@@ -146,3 +146,99 @@ async def test_without_a_quorum_nobody_says_that_nothing_is_in_doubt(tmp_path: P
         ended = await cleancut(world, "effects", "list", "--in-doubt", "--timeout", "4")
         assert ended.code == 5
         assert ended.out == ""
+
+
+class Victim:
+    """A participant in a process of its own, which is killed and started again."""
+
+    def __init__(self, world: Shop, folder: Path, name: str, *agents: str) -> None:
+        self.world = world
+        self.bank = folder / "bank"
+        self.bank.mkdir(exist_ok=True)
+        made = world.made
+        self._arguments = [
+            name,
+            ",".join(agents),
+            ",".join(each.http for each in made.coordinators),
+            made.store_url,
+            str(made.secret_file),
+            str(world.local),
+            str(self.bank),
+        ]
+        self._child: asyncio.subprocess.Process | None = None
+
+    def charges(self) -> list[str]:
+        return [path.read_text() for path in sorted(self.bank.glob("charge-*"))]
+
+    async def start(self) -> None:
+        self._child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "tests.e2e.operator_process",
+            *self._arguments,
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        assert self._child.stdout is not None
+        assert await asyncio.wait_for(self._child.stdout.readline(), 40) == b"member\n"
+
+    async def kill(self) -> None:
+        if self._child is not None and self._child.returncode is None:
+            self._child.kill()
+            await self._child.wait()
+
+
+async def test_what_a_killed_participant_left_in_doubt_is_found_and_settled_after_its_return(tmp_path: Path) -> None:
+    """The charge was made, and the process died before it knew: nothing is done again until somebody has said what became of it."""
+    async with shop(tmp_path, recovery="auto") as world:
+        victim = Victim(world, tmp_path, "p1", "a", "b")
+        try:
+            hangs = victim.bank / "hangs"
+            hangs.touch()
+            await victim.start()
+            order = {"type": "Order", "body": {"id": "o1", "how": "works"}, "token": "order-1"}
+            assert (await world.call("POST", "/v1/agents/buyer/a/messages", order))[0] == 201
+            ask = {"type": "Ask", "body": {"text": "Ship it?"}, "token": "ask-1"}
+            assert (await world.call("POST", "/v1/agents/buyer/b/messages", ask))[0] == 201
+            (question,) = await world.open_questions()
+            await until(victim.charges, "it was charged")
+            (row,) = (await cleancut(world, "effects", "list", "--json")).document["effects"]
+            assert row["standing"] == "under-way"
+            await victim.kill()
+
+            offline = await cleancut(world, "effects", "list", "--in-doubt", "--local", str(world.local), "--json")
+            assert [each["token"] for each in offline.document["effects"]] == [row["token"]]
+
+            async def named() -> bool:
+                return "p1 is not in this list" in (await cleancut(world, "effects", "list", "--in-doubt")).err
+
+            await until(named, "whoever looks now is told whose part is missing")
+            hangs.unlink()
+            await victim.start()
+            (doubtful,) = await world.in_doubt()
+            assert doubtful["token"] == row["token"]
+            (again,) = await world.open_questions()
+            assert again["token"] == question["token"]
+            assert len(victim.charges()) == 1, "nothing is done again in silence"
+            assert victim.charges()[0].split()[0] == row["token"], "what the other side is asked by"
+            ended = await cleancut(world, "effects", "settle", row["token"], "--result", '{"number": 1}')
+            assert (ended.code, ended.out) == (0, "charge of buyer/a: done (settled)\n")
+            ended = await cleancut(world, "questions", "answer", question["token"], "true")
+            assert ended.code == 0
+
+            async def saved() -> bool:
+                status, epoch = await world.call("POST", "/v1/epochs", {"reason": "look", "wait": True})
+                if status != 201 or epoch["state"] != "committed":
+                    return False
+                path = f"/v1/epochs/{epoch['epoch']}/state?agent="
+                _, a = await world.call("GET", f"{path}buyer/a")
+                _, b = await world.call("GET", f"{path}buyer/b")
+                return (a["fields"].get("receipts"), b["fields"].get("answers")) == ([1], [True])
+
+            await until(saved, "both agents went on with what they were told")
+            assert len(victim.charges()) == 1
+            assert (await cleancut(world, "effects", "list", "--in-doubt")).out == "nothing is in doubt\n"
+        finally:
+            await victim.kill()
