@@ -51,6 +51,8 @@ class Fault:
     """How long it stays frozen."""
     in_charge: bool
     """Wait for a charge at the bank before a participant is killed."""
+    rested: bool
+    """Wait until the cluster has recovered from what came before."""
 
 
 def faults(seed: int, participants: int) -> Iterator[Fault]:
@@ -71,4 +73,5 @@ def faults(seed: int, participants: int) -> Iterator[Fault]:
             participants=tuple(sample(draws, range(participants), count)),
             seconds=draws.between(*FREEZE_MS) / 1000,
             in_charge=draws.below(2) == 0,
+            rested=draws.below(5) < 2,
         )

@@ -35,6 +35,7 @@ CALM_SECONDS = 90.0
 """From the last failure until everybody works again; a machine with other work on it takes its time."""
 ANSWER_SECONDS = 1.0
 CHARGE_SECONDS = 2.0
+REST_SECONDS = 15.0
 POLL_SECONDS = 0.1
 
 
@@ -127,10 +128,28 @@ class _Nemesis:
             await asyncio.sleep(min(fault.pause, max(self._begun + seconds - loop.time(), 0.0)))
             if loop.time() >= self._begun + seconds:
                 break
+            if fault.rested:
+                await self._rest(min(loop.time() + REST_SECONDS, self._begun + seconds))
             await self._do(fault)
             counts[fault.kind] += 1
         self._outcome.faults = dict(sorted(counts.items()))
         self._outcome.seconds = round(loop.time() - self._begun, 1)
+
+    async def _rest(self, until: float) -> None:
+        """Until the cluster runs, all there, and has committed an epoch in this incarnation; not for ever."""
+        loop = asyncio.get_running_loop()
+        while loop.time() < until:
+            status = await self._status()
+            recovery = status.get("recovery") or {}
+            newest = (status.get("epochs") or {}).get("newest_committed", 0)
+            there = (status.get("participants") or {}).get("up") == len(self._keeper.participants)
+            if (
+                there
+                and recovery.get("state") == "running"
+                and newest > ((recovery.get("last") or {}).get("epoch") or 0)
+            ):
+                return
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _do(self, fault: Fault) -> None:
         victims = [self._keeper.participants[index] for index in fault.participants]
@@ -187,15 +206,15 @@ class _Nemesis:
         return next(slot for slot in self._keeper.coordinators if slot is not leader)
 
     async def _leader(self) -> Slot | None:
-        """By the highest term that any coordinator tells of, soon."""
-        answers = await asyncio.gather(
-            *(_status(one.http, self._cluster.keys.token("viewer")) for one in self._cluster.coordinators)
-        )
-        known = [answer for answer in answers if answer.get("leader")]
-        if not known:
-            return None
-        name = max(known, key=lambda answer: int(answer["term"]))["leader"]
+        name = (await self._status()).get("leader")
         return next((slot for slot in self._keeper.coordinators if slot.name == name), None)
+
+    async def _status(self) -> dict[str, Any]:
+        """By the highest term that any coordinator tells of, soon; empty when none does."""
+        token = self._cluster.keys.token("viewer")
+        answers = await asyncio.gather(*(_status(one.http, token) for one in self._cluster.coordinators))
+        known = [answer for answer in answers if answer.get("leader")]
+        return max(known, key=lambda answer: int(answer["term"]), default={})
 
     def _tell(self, line: str) -> None:
         at = asyncio.get_running_loop().time() - self._begun
