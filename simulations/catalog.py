@@ -1,6 +1,7 @@
 """What a sweep of some hundred seeds must have reached: rare states, every kind of fault, and a crash at every point.
 
-Four of five seeds force a crash at the point that their number says: `SEEDS_ENOUGH` seeds in a row try each some eight times.
+Four of five seeds force a crash at the point that their number says: `SEEDS_ENOUGH` seeds in a row try each some eight times. A third
+of them are worlds that recover, which have points of their own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from typing import Final
 
 from simulations.faults import DRIVERS_ONLY, KINDS, POINTS
 
-SEEDS_ENOUGH: Final = 10 * len(POINTS)
+SEEDS_ENOUGH: Final = 15 * len(POINTS)
 WANTED_PROBES: Final = (
     "chunk.of_older_epoch",
     "clock.stepped_back",
@@ -48,6 +49,10 @@ WANTED_PROBES: Final = (
     "network.zombie_frames",
     "pack.several_chunks",
     "pack.several_of_one_part",
+    "restore.in_flight",
+    "restore.loaded_epoch",
+    "restore.loaded_start",
+    "restore.repeated",
     "rot.committed_epoch_damaged",
     "rot.later_epoch_whole",
     "rot.noticed_by_assembler",

@@ -277,7 +277,7 @@ def forced(options: Options, point: str) -> list[Fault]:
     if point.startswith("abort"):
         asked = [Fault(kind="abort", at_ns=at, point="order.sent", nth=nth) for nth in (1, 7, 19)]
         return [crash, *asked, *(Fault(kind="abort", at_ns=at, point="seal.before_propose", nth=nth) for nth in (1, 2))]
-    if not point.startswith(("journal.", "file.")):
+    if not point.startswith(("journal.", "file.", "rollback.", "fence.", "restored.applied")):
         crash.nth = log_uniform(random, 1, 4)
     return [crash]
 
