@@ -326,7 +326,7 @@ async def test_any_coordinator_takes_a_message_and_the_leader_hands_it_over(tmp_
 
 
 @pytest.mark.slow
-async def test_a_full_log_is_429_and_too_many_at_once_are_429_and_the_participant_lives(tmp_path) -> None:
+async def test_a_full_log_is_429_and_what_was_acknowledged_is_there_and_epochs_go_on(tmp_path) -> None:
     async with cluster(tmp_path) as made, AsyncExitStack() as stack:
         one = await stack.enter_async_context(
             make(made, "p1", Till("a"), tmp_path / "local", input_log_bytes_max=200_000)
@@ -342,12 +342,8 @@ async def test_a_full_log_is_429_and_too_many_at_once_are_429_and_the_participan
         assert "no committed epoch has" in document["error"]["message"]
         taken = statuses.count(201)
         await until(lambda: a.cents == taken, "what was acknowledged came")
-        small = {"type": "Pay", "body": {"cents": 0}}
-        many = await asyncio.gather(*(post(made, "till/a", small) for _ in range(700)))
-        assert {status for status, _ in many} <= {201, 429}
-        assert any("inputs a second" in document.get("error", {}).get("message", "") for _, document in many)
         status, record, _ = await made.call("POST", "/v1/epochs", {"reason": "test", "wait": True})
-        assert (status, record["state"]) == (201, "committed"), "its control connection has held"
+        assert (status, record["state"]) == (201, "committed")
 
 
 @pytest.mark.slow
