@@ -469,9 +469,9 @@ class RecoveryKeeper:
 
     def _adopt(self, adoptions: Mapping[str, tuple[str, ...]], *, move: bool) -> None:
         desk = self._desk
+        if any(desk.proposals.busy("adopt", name) for name in self._ledger.state.participants):
+            return  # What is not answered yet would be shared out once more, and unevenly.
         for name, agents in adoptions.items():
-            if desk.proposals.busy("adopt", name):
-                continue
             size, part = 0, []
             for agent in agents:
                 size += len(agent) + 3
