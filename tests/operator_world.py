@@ -142,8 +142,8 @@ class Shop:
 
 
 @asynccontextmanager
-async def shop(folder: Path, count: int = 1, **policy: Any) -> AsyncIterator[Shop]:
-    async with cluster(folder, count, **policy) as made, AsyncExitStack() as stack:
+async def shop(folder: Path, count: int = 1, *, extra: str = "", **policy: Any) -> AsyncIterator[Shop]:
+    async with cluster(folder, count, extra=extra, **policy) as made, AsyncExitStack() as stack:
         yield Shop(made, folder, stack)
 
 

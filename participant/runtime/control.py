@@ -24,7 +24,16 @@ from participant.runtime.tasks import TaskSet
 from protocol.errors import ConfigError, FencedError, MalformedFrame, Refused, SnapshotError
 from protocol.failpoints import armed, fp
 from protocol.limits import CONTROL_BYTES_MAX, CONTROL_WAITING_MAX, HEARTBEAT_NS, LEASE_NS, RECONNECT_NS
-from protocol.messages import Fenced, Registered, RegisterRefused, decode_from_coordinator, encode_control
+from protocol.messages import (
+    Consulted,
+    Fenced,
+    Ingested,
+    Inspected,
+    Registered,
+    RegisterRefused,
+    decode_from_coordinator,
+    encode_control,
+)
 
 if TYPE_CHECKING:
     import ssl
@@ -195,7 +204,8 @@ class ControlClient:
         self._dialer: Dialer = dialer or WebSocketDialer(token, tls)
         self._sink: ControlSink | None = None
         self._tasks = TaskSet(self._task_failed)
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[tuple[bytes, bool]] = deque()
+        """Encoded messages, and whether they keep the lease."""
         self._wake = asyncio.Event()
         self._drained = asyncio.Event()
         self._drained.set()
@@ -232,7 +242,8 @@ class ControlClient:
         return dict(self._counts)
 
     def _put(self, message: FromParticipant) -> None:
-        self._outbox.append(encode_control(message))
+        # Answers are for whoever asked: the leader's machine does not hear them, and they keep no lease.
+        self._outbox.append((encode_control(message), not isinstance(message, Ingested | Inspected | Consulted)))
         self._counts["sent"] += 1
         self._drained.clear()
         self._wake.set()
@@ -342,8 +353,9 @@ class ControlClient:
                 await self._wake.wait()
                 self._wake.clear()
                 while self._outbox:
-                    data = self._outbox.popleft()
-                    self._sent_at = asyncio.get_running_loop().time()
+                    data, keeps_lease = self._outbox.popleft()
+                    if keeps_lease:
+                        self._sent_at = asyncio.get_running_loop().time()
                     await socket.send_bytes(data)
                     if armed() and b"local-report" in data[:32]:
                         fp("report.after_send")

@@ -11,6 +11,7 @@ import pytest
 
 from tests.integration.coordinators import Scripted, until
 from tests.operator_world import Ask, Buyer, Order, log_turns, shop
+from tests.redis_server import RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -339,3 +340,86 @@ async def test_the_turns_of_an_agent_come_out_of_its_participants_log(tmp_path) 
         _, found = await world.call("GET", f"/v1/agents/buyer%2Fa/history?limit=100&before={older}")
         assert [turn["sends"][0]["body"] for turn in found["turns"]] == list(range(20))
         assert found["more"] is False
+
+
+async def test_a_participant_that_only_answers_keeps_its_lease(tmp_path) -> None:
+    """Its heartbeats had waited for a silence that never came."""
+    async with shop(tmp_path, extra="lease_ms = 1000") as world:
+        one = await world.join("p1", Buyer("a"))
+        session = one.session
+        end = asyncio.get_running_loop().time() + 3.5
+        while asyncio.get_running_loop().time() < end:
+            _, found = await world.call("GET", "/v1/effects")
+            assert found["unanswered"] == []
+        assert (one.session, one.incarnation > 0) == (session, True)
+        _, found = await world.call("GET", "/v1/participants")
+        (row,) = found["participants"]
+        assert (row["state"], row["session"]) == ("member", session)
+
+
+async def test_a_ledger_that_several_share_is_one_list_and_a_word_goes_to_whoever_waits_for_it(tmp_path) -> None:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    try:
+        async with shop(tmp_path) as world:
+            buyers = [Buyer(name) for name in "abc"]
+            for number, buyer in enumerate(buyers):
+                await world.join(f"p{number}", buyer, effects=server.url)
+            await world.participants["p1"].ingest("buyer/b", Order("o1"))
+            await world.participants["p2"].ingest("buyer/c", Order("o2", "slow"))
+            await until(lambda: buyers[2].calls, "the other one is at it")
+            (row,) = await world.in_doubt()
+            assert (row["host"], row["standing"], row["agent"]) == ("p1", "in-doubt", "buyer/b")
+            _, listed = await world.call("GET", "/v1/effects")
+            assert [(each["agent"], each["standing"], each["host"]) for each in listed["effects"]] == [
+                ("buyer/c", "under-way", "p2"),
+                ("buyer/b", "in-doubt", "p1"),
+            ]
+            busy = listed["effects"][0]["token"]
+            found = await world.refused("POST", f"/v1/effects/{busy}/settle", {"did_not_happen": True})
+            assert found[:2] == (409, "under-way"), "though two of three participants could not tell"
+            path = f"/v1/effects/{row['token']}/settle"
+            status, done = await world.call("POST", path, {"result": {"number": 4}})
+            assert (status, done["participant"]) == (200, "p1")
+            await until(lambda: buyers[1].receipts == [4], "it went on at once")
+            buyers[2].slow.set()
+            await until(lambda: buyers[2].receipts == [1], "the other one was left alone")
+
+            await world.participants["p0"].ingest("buyer/a", Order("o3"))
+            (row,) = await world.in_doubt()
+            await world.crash("p0")
+
+            async def doubtful() -> Any:
+                _, document = await world.call("GET", "/v1/effects?in_doubt=1")
+                return [each for each in document["effects"] if each["claimed_by"] == "p0"]
+
+            (left,) = await until(doubtful, "what a lost participant claimed is in doubt, and others know of it")
+            assert (left["token"], left["waits"]) == (row["token"], False)
+            status, done = await world.call("POST", f"/v1/effects/{row['token']}/settle", {"result": {"number": 5}})
+            assert (status, done["effect"]["state"]) == (200, "done")
+    finally:
+        server.stop()
+
+
+async def test_a_ledger_that_does_not_answer_is_said_to_be_that(tmp_path) -> None:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    try:
+        async with shop(tmp_path) as world:
+            one = await world.join("p1", Buyer("a"), effects=server.url)
+            await one.ingest("buyer/a", Order("o1"))
+            (row,) = await world.in_doubt()
+            server.kill()
+            _, found = await world.call("GET", "/v1/effects?in_doubt=1")
+            assert found["effects"] == []
+            assert [each["participant"] for each in found["unanswered"]] == ["p1"]
+            found = await world.refused("POST", f"/v1/effects/{row['token']}/settle", {"did_not_happen": True})
+            assert found[:2] == (503, "not-found-yet")
+            server.start()
+            assert [each["token"] for each in await world.in_doubt()] == [row["token"]]
+    finally:
+        server.stop()
