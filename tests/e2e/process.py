@@ -130,7 +130,7 @@ async def run(spec: OddSpec) -> None:
         advertise=spec.advertise,
         local=spec.local or None,
         takes=spec.factories(),
-        messages=[bank.Delivered, bank.Order, bank.Transfer, *odd_agents.MESSAGES.values()],
+        messages=[bank.Delivered, bank.Order, bank.Tick, bank.Transfer, *odd_agents.MESSAGES.values()],
     ) as participant:
         tasks = [
             asyncio.create_task(serve(participant, spec, stopped)),

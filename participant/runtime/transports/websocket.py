@@ -251,7 +251,12 @@ class WebSocketTransport:
         socket = web.WebSocketResponse(
             heartbeat=HEARTBEAT_SECONDS, max_msg_size=_MESSAGE_BYTES_MAX, compress=False, timeout=CLOSE_SECONDS
         )
-        await socket.prepare(request)
+        try:
+            await socket.prepare(request)
+        except (OSError, aiohttp.ClientError):
+            # Gone before it was answered: this process slept, say.
+            self._counts["refused"] += 1
+            return web.Response(status=503, text="gone\n")
         self._handshakes += 1
         try:
             async with asyncio.timeout(HANDSHAKE_SECONDS):
