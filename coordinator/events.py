@@ -228,6 +228,10 @@ class RestoreRequested:
     reason: str = ""
     moves: tuple[tuple[str, str], ...] = ()
     """(agent, participant): agents that change their host with it."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """(agent of the epoch, its name from then on)."""
+    allow_unclaimed: bool = False
+    """Agents that nobody takes are given up."""
 
 
 Event: TypeAlias = (

@@ -61,6 +61,8 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_rollbacks: _Count = 10
     """Automatic rollbacks within `rollback_window_ns`, after which an operator has to look; 0: any number."""
     rollback_window_ns: _Positive = 600_000 * MILLISECOND_NS
+    fallback: Literal["newest-good", "refuse"] = "newest-good"
+    """Where the epoch to go back to is damaged: the newest older one that is good, or an operator has to say."""
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PolicySettings:
@@ -93,6 +95,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "takeover_after_ms": self.takeover_after_ns // MILLISECOND_NS,
             "max_rollbacks": self.max_rollbacks,
             "rollback_window_ms": self.rollback_window_ns // MILLISECOND_NS,
+            "fallback": self.fallback,
         }
 
 

@@ -42,6 +42,7 @@ from coordinator.placement import missing_in_words, place
 from protocol.ids import Instant
 from protocol.limits import (
     COMMAND_BYTES_MAX,
+    DROPPED_MAX,
     RESTORE_DEADLINE_NS,
     ROLLBACK_PAUSE_NS,
     ROLLBACK_PAUSE_NS_MAX,
@@ -49,6 +50,7 @@ from protocol.limits import (
     STORE_RETRY_NS_MAX,
 )
 from protocol.messages import Restore
+from protocol.renames import rename_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -151,11 +153,19 @@ class RecoveryKeeper:
         elif number and (record is None or record.state != COMMITTED):
             text = f"there is no epoch {number}" if record is None else f"epoch {number} is {record.state}"
             desk.refuse(event.request, "unknown" if record is None else "not-committed", text)
+        elif (running := self._ledger.rollback) is not None and self._is_under_way(running, event):
+            # The same command again: its answer was lost, or somebody else was first.
+            desk.answer(event.request, ok=True, outcome="begun", incarnation=running.incarnation, epoch=running.epoch)
         elif refusal := self._immovable(event.moves):
             desk.refuse(event.request, "not-placed", refusal)
         else:
             self._request = event
             self._tried = False
+
+    def _is_under_way(self, record: RollbackRecord, event: RestoreRequested) -> bool:
+        wanted = self._ledger.recovery_epoch if event.epoch is None else event.epoch
+        same_names = event.epoch is None or tuple(sorted(event.renames)) == record.renames
+        return record.running and record.epoch == wanted and same_names and not event.moves
 
     def _immovable(self, moves: tuple[tuple[str, str], ...]) -> str:
         """Why an agent cannot go where it is to; "" if all can."""
@@ -349,6 +359,7 @@ class RecoveryKeeper:
                 elapsed_ns=record.elapsed_ns,
                 version=state.topology.version,
                 members=state.topology.members,
+                renames=record.renames,
             ),
         )
 
@@ -443,6 +454,12 @@ class RecoveryKeeper:
             agents = known
         else:
             agents = {agent: member.id for member in ledger.state.topology.members for agent in member.agents}
+        renames = self._renames(agents)
+        if renames is None:
+            return
+        agents = {renames.get(agent, agent): name for agent, name in agents.items()}
+        dropped = self._dropped(agents)
+        agents = {agent: name for agent, name in agents.items() if agent not in dropped}
         live = [record for record in ledger.participants() if record.live]
         takeover_ns = ledger.policy.takeover_after_ns
         given_up = {name: bool(takeover_ns) and now >= since + takeover_ns for name, since in self._gone_since.items()}
@@ -450,6 +467,12 @@ class RecoveryKeeper:
         placement = place(agents, live, given_up, adopted=adopted, anybody=self._request is not None)
         for name in placement.missing:
             self._gone_since.setdefault(name, now)
+        if placement.missing and live and self._request is not None and self._request.allow_unclaimed:
+            dropped = tuple(sorted({*dropped, *(agent for names in placement.missing.values() for agent in names)}))
+            placement = placement._replace(missing={})
+            if len(dropped) > DROPPED_MAX:
+                self._give_up("not-placed", f"{len(dropped)} agents would be given up; at most {DROPPED_MAX} can be")
+                return
         if placement.missing or not live:
             self._not_placed(missing_in_words(placement.missing) or "any participant")
             return
@@ -459,13 +482,45 @@ class RecoveryKeeper:
             self._adopt({**placement.adoptions, **_by_target(moves)}, move=bool(moves))
             return
         self.waiting = ""
-        self._propose(epoch, cause, now)
+        self._propose(epoch, cause, now, renames=tuple(sorted(renames.items())), dropped=dropped)
+
+    def _keeps(self) -> bool:
+        """Whether names and losses of the rollback that began this incarnation are those of the next one, too.
+
+        An operator who names an epoch says all of it anew. Everybody else goes on with what is.
+        """
+        request = self._request
+        return request is None or (request.epoch is None and not request.renames)
+
+    def _renames(self, agents: Mapping[str, str]) -> Mapping[str, str] | None:
+        """Old -> new, of those that the epoch holds; None: the request was refused."""
+        request, record = self._request, self._ledger.rollback
+        if self._keeps():
+            kept = () if record is None else record.renames
+            return {old: new for old, new in kept if old in agents}
+        assert request is not None
+        renames = dict(request.renames)
+        hosted = {agent for each in self._ledger.participants() if each.live for agent in each.agents}
+        problem = rename_problem(renames, agents, hosted)
+        if problem:
+            self._give_up("bad-map", problem)
+            return None
+        return renames
+
+    def _dropped(self, agents: Mapping[str, str]) -> tuple[str, ...]:
+        record = self._ledger.rollback
+        if record is None or not self._keeps():
+            return ()
+        return tuple(agent for agent in record.dropped if agent in agents and self._ledger.host_of(agent) is None)
+
+    def _give_up(self, code: str, text: str) -> None:
+        request, self._request = self._request, None
+        if request is not None:
+            self._desk.refuse(request.request, code, text)
 
     def _not_placed(self, what: str) -> None:
         self.waiting = f"no host for {what}"
-        if self._request is not None:
-            request, self._request = self._request, None
-            self._desk.refuse(request.request, "not-placed", f"no participant that is there hosts, or can take, {what}")
+        self._give_up("not-placed", f"no participant that is there hosts, or can take, {what}")
 
     def _adopt(self, adoptions: Mapping[str, tuple[str, ...]], *, move: bool) -> None:
         desk = self._desk
@@ -487,16 +542,20 @@ class RecoveryKeeper:
                 ),
             )
 
-    def _propose(self, epoch: int, cause: str, now: Instant) -> None:
+    def _propose(
+        self,
+        epoch: int,
+        cause: str,
+        now: Instant,
+        *,
+        renames: tuple[tuple[str, str], ...] = (),
+        dropped: tuple[str, ...] = (),
+    ) -> None:
         desk, state = self._desk, self._ledger.state
         request, self._request = self._request, None
         stamp = desk.proposals.stamp()
         wanted = self._ledger.recovery_epoch
-        back = (
-            f"; epoch {epoch} in place of {wanted}: {self._spoilt[wanted][:_CAUSE_CHARS]}"
-            if wanted in self._spoilt
-            else ""
-        )
+        back = self._further_back(epoch, wanted) if wanted in self._spoilt and epoch != wanted else ""
         desk.propose(
             ("rollback",),
             RollbackCommand(
@@ -510,9 +569,26 @@ class RecoveryKeeper:
                 automatic=request is None,
                 fences=self._fences,
                 waited_ns=0 if self._need_since is None else now - self._need_since,
+                renames=renames,
+                dropped=dropped,
             ),
             request="" if request is None else request.request,
         )
+
+    def _further_back(self, epoch: int, wanted: int) -> str:
+        """How far back an older epoch is than the one that is damaged, and why."""
+        epochs = self._ledger.state.epochs
+        taken, instead = epochs.get(wanted), epochs.get(epoch)
+        span = ""
+        if taken is not None and instead is not None:
+            between = sum(epoch < each.epoch <= wanted and each.state == COMMITTED for each in epochs.values())
+            seconds = max(0, taken.started_at - instead.started_at) / 1e9
+            span = (
+                f", {between} epochs and {seconds:.0f} s further back"
+                if between > 1
+                else f", {seconds:.0f} s further back"
+            )
+        return f"; epoch {epoch} in place of {wanted}{span}: {self._spoilt[wanted][:_CAUSE_CHARS]}"
 
     def _choose(self) -> int | None:
         """The epoch to go to; None: there is nothing to go to any more."""
@@ -535,9 +611,15 @@ class RecoveryKeeper:
             for number in sorted(ledger.state.epochs, reverse=True)
             if number < wanted and ledger.state.epochs[number].state == COMMITTED and number not in self._spoilt
         ]
-        if older:
+        refuses = ledger.policy.fallback == "refuse"
+        if older and not refuses:
             return older[0]
         self.waiting = f"no committed epoch can be read; epoch {wanted}: {self._spoilt[wanted]}"
+        if older:
+            self.waiting = (
+                f"epoch {wanted} cannot be restored, and the policy refuses to go back to {older[0]} by itself (fallback): "
+                f"{self._spoilt[wanted]}"
+            )
         if request is not None:
             self._request = None
             self._desk.refuse(request.request, "corrupt", self.waiting)

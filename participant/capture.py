@@ -411,6 +411,7 @@ class Frozen:
             journal_count=len(agent.journal),
             questions=self._refs(questions),
             questions_count=len(agent.questions),
+            was=host.lineage if host.lineage != host.id else "",
         )
 
     def _many_refs(self, chunks: Sequence[Chunk]) -> Generator[None, None, tuple[ChunkRef, ...]]:

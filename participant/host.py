@@ -304,6 +304,7 @@ class AgentHost:
         "id",
         "id_bytes",
         "journals",
+        "lineage",
         "mailbox",
         "outputs",
         "parked",
@@ -342,6 +343,8 @@ class AgentHost:
         self.turns = 0
         """Committed turns."""
         self.registry = registry
+        self.lineage: str = self.id
+        """What positions of its turns are named after: its id, or the one that it had before a restore renamed it."""
         self.id_bytes = self.id.encode()
         self.outputs: dict[int, Output] = {}
         """Outputs that are not known to have reached their sink, by the number that the outbox gave them, ascending."""
@@ -395,6 +398,11 @@ class AgentHost:
         self.mailbox.extend(flying)
         if self._wants_restored:
             self.mailbox.appendleft(restored_message(self.id, cluster, what))
+
+    def descend(self, lineage: str) -> None:
+        """Name positions after this agent id from now on."""
+        self.lineage = lineage
+        self.id_bytes = lineage.encode()
 
     def deliver(self, envelope: Envelope, data: bytes) -> None:
         """Put a message at the end of the mailbox. Drivers may append to `mailbox` themselves."""

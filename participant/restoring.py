@@ -10,6 +10,7 @@ participant of the same name, or else the host of its first agent, or else the f
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -21,6 +22,7 @@ from protocol.documents import canonical_json
 from protocol.ids import MESSAGE_ID_BYTES, AgentId
 from protocol.items import KIND_MESSAGE, item_kind, message_payload
 from protocol.messages import Envelope
+from protocol.renames import renamed_envelope, renamed_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,6 +54,8 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True):
     """Timers that run on."""
     overdue: int = 0
     """Timers that were due meanwhile: their messages come at once, behind the others."""
+    was: str = ""
+    """Its name in the epoch, where that was another one."""
 
 
 class Plan(NamedTuple):
@@ -69,13 +73,16 @@ class Plan(NamedTuple):
         return tuple(sorted({*self.agents, *self.inherits}))
 
 
-def plan(me: str, members: Iterable[Member], manifest: Manifest | None) -> Plan:
+def plan(
+    me: str, members: Iterable[Member], manifest: Manifest | None, renames: Mapping[str, str] = MappingProxyType({})
+) -> Plan:
     """What a participant takes over.
 
     Args:
         me: Its id.
         members: Of the incarnation that begins, with the agents placed on each.
         manifest: Of the epoch; None for the start.
+        renames: Name in the epoch -> name from now on. The plan has the epoch's.
     """
     placed: dict[str, str] = {}
     names: list[str] = []
@@ -91,11 +98,11 @@ def plan(me: str, members: Iterable[Member], manifest: Manifest | None) -> Plan:
     inherits = []
     held: set[str] = set()
     for old in manifest.members:
-        held.update(old.agents)
-        here = tuple(agent for agent in sorted(old.agents) if placed.get(agent) == me)
+        held.update(renames.get(agent, agent) for agent in old.agents)
+        here = tuple(agent for agent in sorted(old.agents) if placed.get(renames.get(agent, agent)) == me)
         if here:
             agents[old.participant] = here
-        if heir_of(old.participant, sorted(old.agents), names, placed) == me:
+        if heir_of(old.participant, renamed_ids(old.agents, renames), names, placed) == me:
             inherits.append(old.participant)
     return Plan(agents, tuple(agent for agent in sorted(mine) if agent not in held), tuple(inherits))
 
@@ -135,6 +142,17 @@ def in_flight(
         elif envelope.target not in theirs:
             others.append((envelope, payload))
     return mine, others
+
+
+def renamed_delivery(delivery: Delivery, renames: Mapping[str, str]) -> Delivery:
+    """A message of the epoch with the names of from now on; the very same where it names none of them."""
+    envelope = renamed_envelope(delivery[0], renames)
+    return delivery if envelope is delivery[0] else (envelope, encode_envelope(envelope))
+
+
+def renamed_bytes(data: bytes, renames: Mapping[str, str], name: str) -> bytes:
+    """The same for an encoded message."""
+    return renamed_delivery((decode_envelope(data, name), data), renames)[1] if renames else data
 
 
 def restored_message(agent: AgentId, cluster: str, what: Restoration) -> Delivery:

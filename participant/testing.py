@@ -391,6 +391,7 @@ class Cluster:
         *,
         placement: Mapping[str, Sequence[str]] | None = None,
         elapsed: float = 0.0,
+        renames: Mapping[str, str] | None = None,
     ) -> None:
         """Take the whole cluster back to an epoch, those that crashed included; returns when its agents run again.
 
@@ -400,6 +401,7 @@ class Cluster:
             epoch: Committed; None: the start, fresh agents.
             placement: Participant -> ids of its agents, where they are to move.
             elapsed: Seconds since the epoch, for timers that were due meanwhile.
+            renames: Agent of the epoch -> its name from then on; `placement` has the new names.
 
         Raises:
             Refused: A participant cannot take its part; the sentence says which and why.
@@ -409,7 +411,10 @@ class Cluster:
         await self.conductor.wait_registered(*self.participants)
         placed = None if placement is None else {name: tuple(agents) for name, agents in placement.items()}
         outcome = self.conductor.begin_rollback(
-            0 if epoch is None else epoch.number, placement=placed, elapsed_ns=round(elapsed * _NS_PER_SECOND)
+            0 if epoch is None else epoch.number,
+            placement=placed,
+            elapsed_ns=round(elapsed * _NS_PER_SECOND),
+            renames=tuple(sorted((renames or {}).items())),
         )
         await outcome
         await self.conductor.wait_members(*self.participants)

@@ -138,6 +138,10 @@ PROPOSAL_RETRY_NS: Final = 100_000_000
 """A command that was refused or whose fate is unknown is proposed again after this long: a fraction of an election."""
 ROLLBACKS_REMEMBERED_MAX: Final = 100
 """Rollbacks whose history stays in the ledger."""
+RENAMES_MAX: Final = 64
+"""Agents that one restore gives another name."""
+DROPPED_MAX: Final = 64
+"""Agents that one restore gives up because nobody takes them."""
 FENCES_MAX: Final = 16
 """Fence points of a cluster: stores and sinks."""
 KINDS_MAX: Final = 256

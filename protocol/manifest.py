@@ -25,6 +25,7 @@ _NAME = "[a-z0-9][a-z0-9._-]{0,62}"
 # `\Z`, not `$`, which would let a line break follow.
 Name: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")]
 AgentName: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}/{_NAME}\Z")]
+MaybeAgentName: TypeAlias = Annotated[str, msgspec.Meta(pattern=rf"\A({_NAME}/{_NAME})?\Z")]
 DigestText: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\Ab3:[0-9a-f]{64}\Z")]
 MaybeDigest: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(b3:[0-9a-f]{64})?\Z")]
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -88,6 +89,8 @@ class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     questions: tuple[ChunkRef, ...] = ()
     """msgpack array of encoded `OpenQuestion`s: of turns that were not over."""
     questions_count: Count = 0
+    was: MaybeAgentName = ""
+    """The name that positions of its turns are named after, where a restore has given it another one; "": its own."""
 
 
 class OutgoingCut(msgspec.Struct, frozen=True, kw_only=True):

@@ -298,6 +298,8 @@ class Restore(Control, frozen=True, kw_only=True, tag="restore"):
     """Topology of the incarnation."""
     members: tuple[Member, ...]
     """Its members, with the agents placed on each."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """Agents that come back under another name: (in the epoch, from now on); see `protocol.renames`."""
 
 
 class Ingest(Control, frozen=True, kw_only=True, tag="ingest"):

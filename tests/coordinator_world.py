@@ -648,8 +648,8 @@ class World:
         if record is not None:
             assert record.state == "done", f"{participant.id} runs in {order.incarnation}: {record.state} (I28)"
 
-    def restore(self, epoch: int | None, reason: str = "", moves: tuple[tuple[str, str], ...] = ()) -> str:
-        return self.ask(RestoreRequested(request="", epoch=epoch, reason=reason, moves=moves))
+    def restore(self, epoch: int | None, reason: str = "", moves: tuple[tuple[str, str], ...] = (), **how: Any) -> str:
+        return self.ask(RestoreRequested(request="", epoch=epoch, reason=reason, moves=moves, **how))
 
     def store_has(self, epoch: int) -> bool:
         try:

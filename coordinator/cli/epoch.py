@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coordinator.cli.exits import Exit, Failure
-from coordinator.cli.kinds import AGENT, EPOCH, EPOCH_OR_START
+from coordinator.cli.kinds import AGENT, EPOCH, EPOCH_OR_START, RENAME
 from coordinator.cli.output import (
     field,
     items,
@@ -194,11 +194,20 @@ def on_a_store(function: Callable[..., None]) -> Callable[..., None]:
 @click.argument("number", type=EPOCH_OR_START, metavar="EPOCH")
 @click.option("--reason", default="operator", show_default=True, help="Why; kept with the incarnation.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until all agents run again.")
+@click.option("--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
 @click.option("--check", is_flag=True, help="Say what it would do to every agent, and do nothing.")
+@click.option(
+    "--map",
+    "renames",
+    type=RENAME,
+    multiple=True,
+    metavar="OLD=NEW",
+    help="The epoch's agent OLD comes back as NEW, with what is in flight to it; both kind/name.",
+)
+@click.option("--allow-unclaimed", is_flag=True, help="Agents that nobody takes are given up.")
 @click.option(
     "--app", multiple=True, metavar="MODULE:AGENTS", help="With --check and a store alone: the code; it is imported."
 )
-@click.option("--allow-unclaimed", is_flag=True, help="With --check: agents that nobody takes do not stand in the way.")
 @on_a_store
 @looks_at_cluster
 def restore(
@@ -207,48 +216,56 @@ def restore(
     number: int | str,
     reason: str,
     wait: bool,
+    yes: bool,
     check: bool,
-    app: tuple[str, ...],
+    renames: tuple[tuple[str, str], ...],
     allow_unclaimed: bool,
+    app: tuple[str, ...],
     store: str | None,
     cluster: str | None,
     offline: bool,
 ) -> None:
     """Take the whole cluster back to an epoch: every agent, and what was in flight.
 
-    EPOCH is a number, `latest` (where the next rollback would go to), or `start`. What happened since is given up.
-    """
+    EPOCH is a number, `latest` (where the next rollback would go to), or `start`. What happened since is given up; outputs and
+    effects that are in the world already stay, are listed first, and are not repeated at the same positions.
+
+    \b
+    Look, then do it:
+      cleancut epoch restore 41 --check
+      cleancut epoch restore 41
+    The agents of a host that was renamed, one by one:
+      cleancut epoch restore latest --map worker/old=worker/new --yes
+    """  # noqa: D301 - click wants the character itself
+    mapped = dict(renames)
+    if len(mapped) < len(renames):
+        raise click.UsageError("--map names an agent twice")
+    if mapped and number == "start":
+        raise click.UsageError("--map is for epochs: at the start no agent has a state that could be another's")
     if check:
         from coordinator.cli import restore_check
 
         restore_check.check(
-            session, number, app=app, store=store, cluster=cluster, offline=offline, allow_unclaimed=allow_unclaimed
+            session,
+            number,
+            app=app,
+            store=store,
+            cluster=cluster,
+            offline=offline,
+            allow_unclaimed=allow_unclaimed,
+            renames=mapped,
         )
         return
-    if app or allow_unclaimed or store or cluster or offline:
-        raise click.UsageError("--app, --allow-unclaimed, --store, --cluster and --offline are for --check")
-    seconds = session.given.timeout or (TRIGGER_SECONDS if wait else session.timeout)
-    document = session.client.call(
-        "POST", "epochs", number, "restore", body={"reason": reason, "wait": wait}, repeatable=False, timeout=seconds
+    if app or store or cluster or offline:
+        raise click.UsageError("--app, --store, --cluster and --offline are for --check")
+    from coordinator.cli import restore as restoring
+
+    restoring.restore(
+        session,
+        restoring.Wanted(
+            number=number, reason=reason, renames=mapped, allow_unclaimed=allow_unclaimed, wait=wait, yes=yes
+        ),
     )
-    if session.as_json:
-        print_json(document)
-    incarnation, state = field(document, "incarnation"), field(document, "state")
-    place = f"epoch {field(document, 'epoch')}" if field(document, "epoch") else "the start"
-    if state in {"failed", "superseded"}:
-        failure = field(document, "failure")
-        why_not = f"{field(failure, 'participant')}: {field(failure, 'cause')}" if isinstance(failure, dict) else state
-        raise Failure(
-            Exit.FAILED,
-            f"incarnation {incarnation} from {place} did not begin: {why_not}",
-            "see `cleancut status --incarnations`",
-            code=f"restore-{state}",
-            shown=session.as_json,
-        )
-    if not session.as_json:
-        members = plural(int(field(document, "members_count") or 0), "participant")
-        took = f" in {span(field(document, 'took_ms'))}" if state == "done" else f", {state}"
-        say(f"incarnation {incarnation}: {members} back at {place}{took}")
 
 
 @epoch.command(short_help="An epoch as the beginning of another cluster.")

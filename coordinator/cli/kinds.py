@@ -52,6 +52,24 @@ class AgentKind(click.ParamType[AgentId]):
             return self.fail(error.problem, param, ctx)
 
 
+class RenameKind(click.ParamType[tuple[str, str]]):
+    """``old/name=new/name``."""
+
+    name = "rename"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:  # noqa: ANN401
+        """Both checked ids."""
+        if isinstance(value, tuple):
+            return value
+        old, equals, new = str(value).partition("=")
+        if not equals:
+            self.fail(f"{str(value)[:120]!a} is not OLD=NEW, each kind/name", param, ctx)
+        try:
+            return agent_id(old), agent_id(new)
+        except IllegalName as error:
+            return self.fail(error.problem, param, ctx)
+
+
 class DurationKind(click.ParamType[int]):
     """``500ms``, ``10s``, ``1.5m``, ``2h``; milliseconds as a whole number. A bare number is refused: of what?"""
 
@@ -71,3 +89,4 @@ EPOCH: Final = EpochKind()
 EPOCH_OR_START: Final = EpochOrStartKind()
 AGENT: Final = AgentKind()
 DURATION: Final = DurationKind()
+RENAME: Final = RenameKind()

@@ -47,6 +47,11 @@ def show(session: Session) -> None:
     "--max-rollbacks", type=click.IntRange(min=0), help="In one window, then an operator decides; 0: no limit."
 )
 @click.option("--rollback-window", type=DURATION, help="The window (10m).")
+@click.option(
+    "--fallback",
+    type=click.Choice(["newest-good", "refuse"]),
+    help="Where the epoch to go back to is damaged: an older one, or an operator has to say.",
+)
 @looks_at_cluster
 def set_policy(
     session: Session,
@@ -61,6 +66,7 @@ def set_policy(
     takeover_after: int | None,
     max_rollbacks: int | None,
     rollback_window: int | None,
+    fallback: str | None,
 ) -> None:
     """Change some of it; what is not named stays as it is."""
     changes = {
@@ -74,6 +80,7 @@ def set_policy(
         "takeover_after_ms": takeover_after,
         "max_rollbacks": max_rollbacks,
         "rollback_window_ms": rollback_window,
+        "fallback": fallback,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:
@@ -96,8 +103,13 @@ def _print(document: Any) -> None:  # noqa: ANN401 - JSON
         ("open at one time", get("max_concurrent")),
         ("recovery", get("recovery")),
         ("takeover after", span(get("takeover_after_ms")) if get("takeover_after_ms") else "never"),
+        ("damaged epoch", _fallback(get("fallback"))),
         ("rollbacks at most", _rollbacks(get("max_rollbacks"), get("rollback_window_ms"))),
     ])  # fmt: skip
+
+
+def _fallback(fallback: Any) -> str | None:  # noqa: ANN401 - JSON
+    return {"newest-good": "back to an older one", "refuse": "an operator has to say"}.get(fallback)
 
 
 def _rollbacks(most: Any, window: Any) -> str:  # noqa: ANN401 - JSON

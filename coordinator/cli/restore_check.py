@@ -15,7 +15,7 @@ from coordinator.cli.exits import Exit, Failure
 from coordinator.cli.output import field, items, plural, print_json, print_table, safe, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from coordinator.cli.settings import Session
     from protocol.restore_plan import AgentCode
@@ -36,6 +36,7 @@ def check(
     cluster: str | None = None,
     offline: bool = False,
     allow_unclaimed: bool = False,
+    renames: Mapping[str, str] | None = None,
 ) -> None:
     """Print the plan of a restore.
 
@@ -47,6 +48,7 @@ def check(
         cluster: In the store.
         offline: Read the store that the session names.
         allow_unclaimed: Agents that nobody takes do not stand in the way.
+        renames: Agent of the epoch -> its name from then on.
 
     Raises:
         Failure: The restore would be refused, or the epoch is not there.
@@ -55,7 +57,9 @@ def check(
     if number == "start":
         raise Failure(Exit.USAGE, "the start has nothing to check: every agent begins anew", "name an epoch")
     if store or offline:
-        document = _offline(session, number, app, store, cluster, allow_unclaimed=allow_unclaimed)
+        document = _offline(
+            session, number, app, store, cluster, allow_unclaimed=allow_unclaimed, renames=renames or {}
+        )
     elif app:
         raise Failure(
             Exit.USAGE,
@@ -68,13 +72,24 @@ def check(
             "epochs",
             number,
             "check",
-            body={"allow_unclaimed": allow_unclaimed},
+            body={"allow_unclaimed": allow_unclaimed, **({"map": dict(renames)} if renames else {})},
             timeout=session.given.timeout or CHECK_SECONDS,
         )
     if session.as_json:
         print_json(document)
     else:
         _tell(document)
+    demand_ok(session, document)
+    if not session.as_json:
+        say(f"epoch {field(document, 'epoch')} can be restored")
+
+
+def demand_ok(session: Session, document: Any) -> None:  # noqa: ANN401 - JSON
+    """Go on only if the plan would go through.
+
+    Raises:
+        Failure: It would not; the first reason.
+    """
     problems = items(document, "problems")
     if problems or field(document, "ok") is not True:
         first = str(problems[0]) if problems else "the answer does not say that it would go through"
@@ -86,8 +101,6 @@ def check(
             code="restore-refused",
             shown=session.as_json,
         )
-    if not session.as_json:
-        say(f"epoch {field(document, 'epoch')} can be restored")
 
 
 def load_codes(places: Sequence[str]) -> tuple[list[AgentCode], dict[str, str] | None]:
@@ -158,15 +171,21 @@ def _offline(
     cluster: str | None,
     *,
     allow_unclaimed: bool,
+    renames: Mapping[str, str],
 ) -> dict[str, Any]:
     from coordinator.cli import offline as offline_commands
+    from protocol.renames import rename_problem, renamed_epoch
     from protocol.restore_plan import restore_plan, saved_agents
 
     codes, here = load_codes(app)
     reader = offline_commands.reader(session.open_store(store, cluster), number, session.keys_of_store(store))
     notes = [] if app else ["no code was named (--app module:agents): every agent is unclaimed"]
     notes.append("sinks and effect ledgers were not asked what happened after the epoch")
-    plan = restore_plan(reader.manifest, saved_agents(reader), codes, here=here, notes=notes)
+    problem = rename_problem(renames, reader.agents(), here or {})
+    if problem:
+        raise Failure(Exit.REFUSED, problem, "`cleancut epoch state N` lists the agents of an epoch", code="bad-map")
+    manifest, saved = renamed_epoch(reader.manifest, saved_agents(reader), renames)
+    plan = restore_plan(manifest, saved, codes, here=here, notes=notes)
     return plan.document(allow_unclaimed=allow_unclaimed)
 
 
@@ -184,7 +203,7 @@ def _tell(document: Any) -> None:  # noqa: ANN401 - JSON
     if isinstance(counts, dict):
         say(", ".join(f"{count} {fate}" for fate, count in counts.items() if count) or "no agents")
     for kind in ("output", "effect"):
-        _tell_outside(document, kind)
+        tell_outside(document, kind)
     for line in items(document, "notes"):
         say(f"note: {line}")
 
@@ -207,16 +226,17 @@ def _why(line: Any) -> str:  # noqa: ANN401 - JSON
     return "; ".join(parts)
 
 
-def _tell_outside(document: Any, kind: str) -> None:  # noqa: ANN401 - JSON
+def tell_outside(document: Any, kind: str, *, tell: Callable[[str], None] = say) -> None:  # noqa: ANN401 - JSON
+    """What of one kind lies after the epoch, in words."""
     count = field(document, f"{kind}s_after")
     if not isinstance(count, int):
         return
-    say(
+    tell(
         f"{plural(count, kind)} after the epoch"
         + (": they stay, and are not repeated at the same positions" if count else "")
     )
     shown = [each for each in items(document, "outside") if field(each, "kind") == kind]
     for each in shown[:LISTED]:
-        say(f"  {field(each, 'place')} of {field(each, 'agent')}: {field(each, 'detail')} ({field(each, 'token')})")
+        tell(f"  {field(each, 'place')} of {field(each, 'agent')}: {field(each, 'detail')} ({field(each, 'token')})")
     if count > LISTED:
-        say(f"  and {count - LISTED} more")
+        tell(f"  and {count - LISTED} more")

@@ -23,7 +23,7 @@ import msgspec
 
 from coordinator.policy import PolicySettings
 from protocol.errors import LimitExceeded
-from protocol.limits import COMMAND_BYTES_MAX, FENCES_MAX, KINDS_MAX
+from protocol.limits import COMMAND_BYTES_MAX, DROPPED_MAX, FENCES_MAX, KINDS_MAX, RENAMES_MAX
 
 COMMAND_VERSION: Final = 1
 SENTENCE_CHARS_MAX: Final = 400
@@ -268,6 +268,10 @@ class RollbackCommand(CommandBase, frozen=True, kw_only=True, tag="rollback"):
     """Stores and sinks that must have acknowledged the incarnation before the first restore order leaves."""
     waited_ns: Count = 0
     """From when the need was seen."""
+    renames: Annotated[tuple[tuple[AgentName, AgentName], ...], msgspec.Meta(max_length=RENAMES_MAX)] = ()
+    """(agent of the epoch, its name from now on)."""
+    dropped: Annotated[tuple[AgentName, ...], msgspec.Meta(max_length=DROPPED_MAX)] = ()
+    """Agents of the epoch that nobody takes, and that are given up on purpose."""
 
 
 class FenceCommand(CommandBase, frozen=True, kw_only=True, tag="fence"):

@@ -213,6 +213,10 @@ class RollbackRecord(msgspec.Struct, kw_only=True):
     """Emptied when a later rollback begins."""
     members_count: int = 0
     restored_count: int = 0
+    renames: tuple[tuple[str, str], ...] = ()
+    """(agent of the epoch, its name from now on)."""
+    dropped: tuple[str, ...] = ()
+    """Agents of the epoch that were given up on purpose."""
     elapsed_ns: int = 0
     """Wall time from the start of the epoch to `started_at`: how overdue timers are."""
     waited_ns: int = 0

@@ -242,6 +242,8 @@ class RollbackRules:
             members={member.id: RestoreRecord(session=member.session) for member in members},
             members_count=len(members),
             elapsed_ns=0 if base is None else max(0, command.at - base.started_at),
+            renames=command.renames,
+            dropped=command.dropped,
             waited_ns=command.waited_ns,
             started_at=command.at,
         )

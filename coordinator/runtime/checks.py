@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Final
 
 from coordinator.ledger.records import COMMITTED
 from coordinator.runtime.answers import ApiError, json_answer, read_object
+from coordinator.runtime.writes import read_renames
 from protocol.digests import manifest_key
 from protocol.documents import decode_manifest
 from protocol.ids import Epoch
 from protocol.limits import MANIFEST_BYTES_MAX
 from protocol.messages import Inspect, Inspected
 from protocol.reading import EpochReader
+from protocol.renames import rename_problem, renamed_epoch
 from protocol.restore_plan import AgentCode, restore_plan, saved_agents
 
 if TYPE_CHECKING:
@@ -45,7 +47,8 @@ class Checks:
 
     async def check(self, request: web.Request) -> web.Response:
         """The plan as a document: lines per agent, what happened after, `ok` and `problems`."""
-        body = await read_object(request, {"allow_unclaimed": bool, "messages": bool})
+        body = await read_object(request, {"allow_unclaimed": bool, "messages": bool, "map": dict})
+        renames = read_renames(body.get("map", {}))
         service = self._service
         if not service.leads:
             return await service.forward.pass_on(request, body=body, seconds_max=CHECK_SECONDS_MAX)
@@ -60,6 +63,12 @@ class Checks:
         finally:
             reading.cancel()
         gathered = _Gathered(live, answers)
+        problem = rename_problem(
+            renames, [agent for member in manifest.members for agent in member.agents], gathered.here
+        )
+        if problem:
+            raise ApiError(409, "bad-map", problem, "`cleancut epoch state N` lists the agents of an epoch")
+        manifest, saved = renamed_epoch(manifest, saved, renames)
         plan = restore_plan(
             manifest,
             saved,

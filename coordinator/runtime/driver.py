@@ -467,10 +467,25 @@ class Driver:
             lambda request: AbortRequested(request=request, epoch=epoch, reason=reason), REQUEST_SECONDS_MAX
         )
 
-    async def restore(self, epoch: int | None, reason: str, moves: tuple[tuple[str, str], ...] = ()) -> Result:
+    async def restore(
+        self,
+        epoch: int | None,
+        reason: str,
+        moves: tuple[tuple[str, str], ...] = (),
+        *,
+        renames: tuple[tuple[str, str], ...] = (),
+        allow_unclaimed: bool = False,
+    ) -> Result:
         """Take the cluster back to an epoch; the result names the incarnation that began."""
         return await self.ask(
-            lambda request: RestoreRequested(request=request, epoch=epoch, reason=reason, moves=moves),
+            lambda request: RestoreRequested(
+                request=request,
+                epoch=epoch,
+                reason=reason,
+                moves=moves,
+                renames=renames,
+                allow_unclaimed=allow_unclaimed,
+            ),
             REQUEST_SECONDS_MAX,
         )
 

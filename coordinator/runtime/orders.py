@@ -44,6 +44,7 @@ class _Restore(Control, frozen=True, kw_only=True, tag="restore"):
     elapsed_ns: int
     version: int
     members: msgspec.Raw
+    renames: tuple[tuple[str, str], ...] = ()
 
 
 assert _Restore.__struct_fields__ == Restore.__struct_fields__
@@ -75,6 +76,7 @@ class OrderEncoder:
                     elapsed_ns=message.elapsed_ns,
                     version=message.version,
                     members=self._encoded,
+                    renames=message.renames,
                 )
             )
         return _encoder.encode(

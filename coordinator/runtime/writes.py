@@ -14,6 +14,7 @@ from coordinator.runtime import views
 from coordinator.runtime.answers import ApiError, json_answer, read_object
 from protocol.errors import IllegalName
 from protocol.ids import agent_id, participant_id
+from protocol.limits import RENAMES_MAX
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -36,6 +37,7 @@ _STATUS_OF: Final = {
     "busy": 429,
     "stale-term": 503,
     "malformed": 400,
+    "corrupt": 422,
 }
 _HINT_OF: Final = {
     "epoch-open": "wait for it, or abort it: `cleancut epoch abort N`",
@@ -44,6 +46,7 @@ _HINT_OF: Final = {
     "not-ready": "try again in a moment",
     "unknown-outcome": "look at the list of epochs before you try again",
     "not-placed": "start a participant that hosts them, or one that takes their kind",
+    "bad-map": "`cleancut epoch state N` lists the agents of an epoch",
     "not-committed": "`cleancut epoch list` shows the committed ones",
     "incarnation-changed": "another rollback has just begun: `cleancut status --incarnations`",
     "membership-changed": "participants come or go: try again in a moment",
@@ -108,17 +111,29 @@ class Writes:
     async def restore(self, request: web.Request) -> web.Response:
         """Take the cluster back to an epoch: 201 with the rollback; with ``wait`` once all agents run again.
 
-        ``moves`` (agent -> participant) are agents that change their host with it.
+        ``moves`` (agent -> participant) are agents that change their host with it; ``map`` (agent of the epoch -> new name) are
+        those that come back under another name; with ``allow_unclaimed`` agents that nobody takes are given up.
         """
-        body = await read_object(request, {"reason": str, "wait": bool, "moves": dict})
+        body = await read_object(
+            request, {"reason": str, "wait": bool, "moves": dict, "map": dict, "allow_unclaimed": bool}
+        )
         moves = _moves(body.get("moves", {}))
+        renames = read_renames(body.get("map", {}))
         wait = body.get("wait", False)
         name = request.match_info["epoch"]
         if self._service.leads:
             # `latest` is the leader's to say: where an operator went further back, it is not the newest committed one.
+            if name == "start" and renames:
+                raise ApiError(400, "bad-map", "the start holds no agents that could have other names")
             epoch = None if name == "latest" else 0 if name == "start" else self._api.record(request).epoch
             result = _demand(
-                await self._service.driver.restore(epoch, body.get("reason") or "an operator asked for it", moves)
+                await self._service.driver.restore(
+                    epoch,
+                    body.get("reason") or "an operator asked for it",
+                    moves,
+                    renames=tuple(sorted(renames.items())),
+                    allow_unclaimed=body.get("allow_unclaimed", False),
+                )
             )
             if result.get("outcome") != "begun":
                 raise ApiError(409, "recovery-stopped", str(result.get("sentence", "")))
@@ -163,6 +178,16 @@ def _moves(document: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         raise ApiError(400, "too-many", f"{len(document)} moves; at most {MOVES_MAX} are taken")
     try:
         return tuple(sorted((str(agent_id(agent)), str(participant_id(name))) for agent, name in document.items()))
+    except IllegalName as error:
+        raise ApiError(400, "bad-name", str(error)) from None
+
+
+def read_renames(document: dict[str, Any]) -> dict[str, str]:
+    """Checked names: agent of the epoch -> its name from then on."""
+    if len(document) > RENAMES_MAX:
+        raise ApiError(400, "too-many", f"{len(document)} agents are mapped; at most {RENAMES_MAX} can be")
+    try:
+        return {str(agent_id(old)): str(agent_id(new)) for old, new in document.items()}
     except IllegalName as error:
         raise ApiError(400, "bad-name", str(error)) from None
 

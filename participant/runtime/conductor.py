@@ -227,7 +227,12 @@ class Conductor:
         self._settle()
 
     def begin_rollback(
-        self, epoch: int, *, placement: Mapping[str, tuple[str, ...]] | None = None, elapsed_ns: int = 0
+        self,
+        epoch: int,
+        *,
+        placement: Mapping[str, tuple[str, ...]] | None = None,
+        elapsed_ns: int = 0,
+        renames: tuple[tuple[str, str], ...] = (),
     ) -> asyncio.Future[dict[str, str]]:
         """Take everybody who is registered back to an epoch, in the next incarnation.
 
@@ -235,6 +240,7 @@ class Conductor:
             epoch: Committed; 0: the start.
             placement: Participant -> its agents, where that is not what it registered.
             elapsed_ns: Since the epoch; timers that were due meanwhile are overdue.
+            renames: (agent of the epoch, its name from now on); `placement` has the new names.
 
         Returns:
             Participant -> digest over what it took, once all run again. Fails with `Refused` if one cannot take its part.
@@ -258,6 +264,7 @@ class Conductor:
             elapsed_ns=elapsed_ns,
             version=self.topology.version,
             members=self.topology.members,
+            renames=renames,
         )
         outcome: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._rollback = _Rollback(order, outcome)

@@ -14,7 +14,7 @@ import msgspec
 
 from participant.capture import Capturer
 from participant.loading import load_agent, read_agent, split_envelopes
-from participant.restoring import Plan, Restoration, StateHash, in_flight, plan
+from participant.restoring import Plan, Restoration, StateHash, in_flight, plan, renamed_bytes, renamed_delivery
 from participant.runtime.backoff import Backoff
 from participant.serializers import allow_pickle
 from participant.state import CutClock
@@ -72,6 +72,7 @@ class _Sources(NamedTuple):
     unrouted: list[Delivery]
     allowed: PickleAllowed | None
     tokens: list[tuple[bytes, bytes]]
+    renames: Mapping[str, str]
 
 
 class Beginning:
@@ -164,7 +165,12 @@ class Loader:
         """
         sources = await self._retried(lambda: self._read_sources(order))
         state = StateHash()
-        hosts = {agent: self._host_of(agent) for agents in sources.plan.agents.values() for agent in agents}
+        renames = sources.renames
+        hosts = {
+            agent: self._host_of(renames.get(agent, agent))
+            for agents in sources.plan.agents.values()
+            for agent in agents
+        }
         for agent in sources.plan.fresh:
             hosts[agent] = self._host_of(agent)
         reader = ChunkReader(self._store)
@@ -175,9 +181,10 @@ class Loader:
                 state.agent(snapshot, sources.flying.get(snapshot.id, ()))
             await self._sleep(0)
         for agent in sources.plan.fresh:
+            hosts[agent].descend(agent)
             self._fresh(hosts[agent], self._clock.now())
             state.fresh(agent)
-        ordered = [hosts[agent] for agent in sorted(hosts)]
+        ordered = sorted(hosts.values(), key=lambda host: host.id)
         mine = sources.snapshots.get(self._participant)
         position = None if mine is None else mine.input_position or 0
         return Loaded(ordered, state.digest(), tuple(sources.unrouted), position, sources.tokens)
@@ -192,11 +199,18 @@ class Loader:
         order: Restore,
     ) -> None:
         flying = sources.flying.get(snapshot.id, [])
+        renames = sources.renames
+        mailbox = saved.mailbox
         timers = [(left - order.elapsed_ns, data) for left, data in saved.timers]
+        if renames:
+            where = f"messages of {snapshot.id}"
+            mailbox = [renamed_bytes(data, renames, where) for data in mailbox]
+            timers = [(left, renamed_bytes(data, renames, where)) for left, data in timers]
+        host.descend(snapshot.was or snapshot.id)
         host.load(
             saved.fields,
             state_version=snapshot.state_version,
-            mailbox=saved.mailbox,
+            mailbox=mailbox,
             timers=timers,
             outputs=saved.outputs,
             journal=saved.journal,
@@ -214,6 +228,7 @@ class Loader:
             in_flight=len(flying),
             timers=sum(left > 0 for left, _ in timers),
             overdue=sum(left <= 0 for left, _ in timers),
+            was=snapshot.id if host.id != snapshot.id else "",
         )
         host.come_back(self._cluster, what, flying)
 
@@ -228,7 +243,8 @@ class Loader:
             manifest = decode_manifest(data, expected=order.manifest, name=key)
             if self._allow_cloudpickle:
                 allowed = allow_pickle(data, self._keys, allow_cloudpickle=True)
-        wanted = plan(self._participant, order.members, manifest)
+        renames = dict(order.renames)
+        wanted = plan(self._participant, order.members, manifest, renames)
         named = {} if manifest is None else {member.participant: member.snapshot for member in manifest.members}
         snapshots = {source: self._read_snapshot(named[source]) for source in wanted.sources()}
         flying: dict[str, list[Delivery]] = {}
@@ -254,7 +270,10 @@ class Loader:
         for source, snapshot in snapshots.items():
             for ref in snapshot.input_tokens or ():
                 tokens += decode_tokens(_join(reader, (ref,)), f"input tokens of {source}")
-        return _Sources(wanted, manifest, snapshots, flying, unrouted, allowed, tokens)
+        if renames:
+            flying = {agent: [renamed_delivery(each, renames) for each in held] for agent, held in flying.items()}
+            unrouted = [renamed_delivery(each, renames) for each in unrouted]
+        return _Sources(wanted, manifest, snapshots, flying, unrouted, allowed, tokens, renames)
 
     def _read_snapshot(self, named: str) -> LocalSnapshot:
         key = snapshot_key(named)

@@ -75,6 +75,7 @@ from participant.machine_events import (
     TimerFired,
     TurnCommitted,
 )
+from participant.restoring import renamed_delivery
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.consulting import ConsultDesk
 from participant.runtime.control import Control, ControlClient
@@ -234,6 +235,7 @@ class Participant:
         self.record_ns_max = 0
         """Longest that a cut has held the loop, nanoseconds."""
         self._restored_epoch = 0
+        self._renames: dict[str, str] = {}
         self._factories = _factories(takes)
         classes = [each for each in self._factories.values() if isinstance(each, type)]
         registry = MessageRegistry.of_agents((*agents, *classes), self._messages)
@@ -1034,7 +1036,9 @@ class Participant:
         return self._intake is not None and self._intake.busy and self._member.is_set()
 
     def _input_enters(self, delivery: Delivery) -> None:
-        """From the intake: it is durable."""
+        """From the intake: it is durable. What comes again may be for an agent that has another name by now."""
+        if self._renames:
+            delivery = renamed_delivery(delivery, self._renames)
         self._step(MessageIngested(delivery))
 
     def _halt_agents(self, effect: HaltAgents) -> None:
@@ -1047,6 +1051,7 @@ class Participant:
 
     def _restore_local(self, effect: RestoreLocal) -> None:
         self._restored_epoch = effect.order.epoch
+        self._renames = dict(effect.order.renames)
         self._restorer.restore(effect.order)
 
     def restore_stepped(self, event: Event) -> None:

@@ -491,7 +491,7 @@ class StepRunner:
     def _begin(self, context: Context, calls: Calls, kind: Kind, name: str, ordinal: int) -> tuple[AgentHost, str]:
         context.check_open()
         host = cast("AgentHost", context.host)
-        token = effect_token(self._cluster, host.id, context.message_id, kind, name, ordinal)
+        token = effect_token(self._cluster, host.lineage, context.message_id, kind, name, ordinal)
         calls.tokens[token] = None
         calls.running += 1
         self._note(context, calls)

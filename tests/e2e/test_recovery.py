@@ -143,11 +143,13 @@ async def test_operator_goes_back_by_the_command(cluster):
     before = await incarnation_of(cluster)
     first = (await cluster.commit_one())["epoch"]
     await cluster.commit_one()
-    code, document, _ = await cleancut("epoch", "restore", str(first), "--reason", "test", "--dir", str(cluster.folder))
+    code, document, _ = await cleancut(
+        "epoch", "restore", str(first), "--reason", "test", "--yes", "--dir", str(cluster.folder)
+    )
     assert code == 0
     assert (document["state"], document["epoch"], document["incarnation"]) == ("done", first, before + 1)
     await cluster.commit_one()
-    code, document, _ = await cleancut("epoch", "restore", "9999", "--dir", str(cluster.folder))
+    code, document, _ = await cleancut("epoch", "restore", "9999", "--yes", "--dir", str(cluster.folder))
     assert code == 3
     await cluster.judge()
 

@@ -532,3 +532,118 @@ def test_epoch_follows_a_leave_so_that_a_rollback_does_not_need_who_has_left():
 def test_policy_of_the_world_is_one_that_recovers():
     assert isinstance(RECOVERING, PolicySettings)
     assert RECOVERING.recovery == "auto"
+
+
+# --- an operator's words: names, losses, the same command twice -------------------------------------------------------
+
+
+def test_agent_comes_back_under_another_name_and_keeps_it_over_crashes():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.revive("b", agents=("worker/z",))
+    world.run(2)
+    request = world.restore(1, renames=(("worker/b", "worker/z"),))
+    world.run(until=recovered(world, 2))
+    assert world.answers[request]["outcome"] == "begun"
+    assert world.ledger.rollback.renames == (("worker/b", "worker/z"),)
+    assert world.participants["a"].restore_orders[-1].renames == (("worker/b", "worker/z"),)
+    # Before the next epoch a crash goes back to the same one: its agent has the new name still.
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 3))
+    assert world.ledger.rollback.automatic
+    assert world.ledger.rollback.renames == (("worker/b", "worker/z"),)
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 4))
+    assert (world.ledger.rollback.epoch, world.ledger.rollback.renames) == (2, ())
+    assert world.replicas_agree()
+
+
+@pytest.mark.parametrize(
+    ("renames", "word"),
+    [
+        ((("worker/x", "worker/z"),), "holds no agent worker/x"),
+        ((("worker/a", "worker/b"),), "holds an agent of that name"),
+        ((("worker/a", "worker/z"), ("worker/b", "worker/z")), "both to become worker/z"),
+        ((("worker/a", "worker/a"),), "mapped to itself"),
+        ((("worker/a", "worker/z"),), "it would begin anew"),
+    ],
+)
+def test_map_that_makes_no_sense_is_refused_by_name_and_nothing_happens(renames, word):
+    world = with_epoch("a", "b")
+    request = world.restore(1, renames=renames)
+    world.run(1)
+    assert world.answers[request]["code"] == "bad-map"
+    assert word in world.answers[request]["sentence"]
+    assert world.ledger.state.incarnation == 1
+
+
+def test_map_to_a_name_that_nobody_hosts_is_refused_by_name():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.run(2)
+    request = world.restore(1, renames=(("worker/b", "worker/z"),))
+    world.run(1)
+    assert world.answers[request]["code"] == "not-placed"
+    assert "worker/z" in world.answers[request]["sentence"]
+
+
+def test_agents_that_nobody_takes_are_given_up_only_when_that_is_said():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.run(2)
+    refused = world.restore(1)
+    world.run(1)
+    assert world.answers[refused]["code"] == "not-placed"
+    world.restore(1, allow_unclaimed=True)
+    world.run(until=recovered(world, 2))
+    assert world.ledger.rollback.dropped == ("worker/b",)
+    # They stay given up when the cluster goes back to that epoch once more.
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 3))
+    assert world.ledger.rollback.dropped == ("worker/b",)
+    # Who hosts them again gets them again.
+    world.revive("b")
+    world.run(until=lambda: world.participants["b"].runs == 3)
+    world.restore(1)
+    world.run(until=recovered(world, 4))
+    assert world.ledger.rollback.dropped == ()
+
+
+def test_the_same_command_while_it_is_under_way_is_the_same_rollback():
+    world = with_epoch("a", "b")
+    world.participants["b"].restores_slowly = True
+    first = world.restore(1)
+    world.run(until=lambda: first in world.answers)
+    again = world.restore(1)
+    world.run(until=lambda: again in world.answers)
+    assert world.answers[again]["incarnation"] == world.answers[first]["incarnation"] == 2
+    world.run(until=recovered(world, 2))
+    assert world.ledger.state.incarnation == 2
+
+
+def test_policy_may_refuse_to_go_further_back_by_itself():
+    world = cluster("a", "b", policy=replace_struct(RECOVERING, fallback="refuse"))
+    for number in (1, 2):
+        world.run(until=world.ready)
+        world.trigger()
+        world.run(until=lambda number=number: world.state_of(number) == "committed")
+    world.corrupt.add(2)
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(8)
+    assert world.ledger.state.incarnation == 1
+    doing, why = world.leader.machine.live(world.now).recovery()
+    assert doing == "waiting"
+    assert "refuses to go back to 1 by itself" in why
+    request = world.restore(None)
+    world.run(2)
+    assert world.answers[request]["code"] == "corrupt"
+    world.restore(1)
+    world.run(until=recovered(world, 2))
+    assert world.ledger.rollback.epoch == 1

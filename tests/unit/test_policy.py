@@ -47,6 +47,7 @@ def test_document_and_settings_are_the_same():
         "takeover_after_ms": 0,
         "max_rollbacks": 4,
         "rollback_window_ms": 5,
+        "fallback": "refuse",
     }
     settings = PolicySettings.from_document(document)
     assert settings.interval_ns == 7_000_000
