@@ -64,6 +64,11 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     fallback: Literal["newest-good", "refuse"] = "newest-good"
     """Where the epoch to go back to is damaged: the newest older one that is good, or an operator has to say."""
 
+    durability: Literal["epoch", "turn"] = "epoch"
+    """What a crash costs: ``epoch`` takes everybody back to the newest epoch, with ``turn`` the participant that crashed goes on
+    from its log and the others notice nothing. One for all participants, which are started with it; can be changed only while
+    none is there."""
+
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> PolicySettings:
         """From the form of the API and of the configuration: milliseconds, missing keys take their default.
@@ -95,6 +100,7 @@ class PolicySettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "takeover_after_ms": self.takeover_after_ns // MILLISECOND_NS,
             "max_rollbacks": self.max_rollbacks,
             "rollback_window_ms": self.rollback_window_ns // MILLISECOND_NS,
+            "durability": self.durability,
             "fallback": self.fallback,
         }
 

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from coordinator.desk import Desk
     from coordinator.ledger import ParticipantRecord, Result
     from coordinator.ledger.commands import WaitingNote
+    from protocol.streams import Resumption
 
     Where = Callable[[str, Instant], tuple[int, tuple[WaitingNote, ...], int]]
 
@@ -205,6 +206,8 @@ class Registry:
             session=message.session,
             incarnation=message.incarnation,
             kinds=message.kinds,
+            durability="turn" if message.durability == "turn" else "epoch",
+            resumes=_short(message.resumes),
         )
 
     def _check(self, message: Register) -> tuple[str, str] | None:
@@ -266,6 +269,8 @@ class Registry:
             session=message.session,
             incarnation=message.incarnation,
             kinds=message.kinds,
+            durability="turn" if message.durability == "turn" else "epoch",
+            resumes=_short(message.resumes),
         )
 
     def _refuse(self, connection: int, code: str, text: str, leader: str = "") -> None:
@@ -286,6 +291,7 @@ class Registry:
         if replaced is not None:
             desk.close(replaced, "superseded by a new connection of this session")
         state = desk.ledger.state
+        record = desk.ledger.by_session(session)
         desk.send(
             session,
             Registered(
@@ -295,6 +301,8 @@ class Registry:
                 lease_ns=desk.attendance.lease_ns,
                 newest_epoch=state.epoch,
                 aborted_through=state.ended_through,
+                durability=desk.ledger.policy.durability,
+                line=0 if record is None else record.line,
             ),
         )
         if self._members.get(participant) == session and desk.ledger.incarnation_begun:
@@ -481,6 +489,13 @@ def _resumes(known: ParticipantRecord, message: Register) -> bool:
         and known.agent_versions == message.agent_versions
         and known.build == word(message.build)
     )
+
+
+def _short(resumption: Resumption | None) -> Resumption | None:
+    """What a registration can carry; where streams are too many for one entry, everybody goes back to an epoch."""
+    if resumption is None or command_bytes(resumption) > COMMAND_BYTES_MAX // 4:
+        return None
+    return resumption
 
 
 def _that_fit(agents: tuple[str, ...], size: int) -> int:

@@ -55,6 +55,9 @@ class ParticipantConfig:
     local: str | None = None
     """Folder on this machine's own disk for what a participant remembers over restarts, outside input too; participants may
     share it. Without one, only sessions keep a participant's lives apart, and input is lost with the work that it caused."""
+    durability: str = "epoch"
+    """What a crash costs; the cluster's setting, the same for all. ``epoch``: everybody goes back to the newest epoch. ``turn``: this
+    participant goes on from the log of its turns, which it needs a folder (`local`) for, and the others notice nothing."""
     effects: str | EffectBackend = field(default="", repr=False)
     """Where the effect ledger is, which steps and questions need: ``redis://[user:password@]host:port`` (``rediss://``) for
     agents that may have to leave a lost disk behind; nothing: a log in `local`, if there is one. Not shown, since it may hold a
@@ -108,6 +111,12 @@ class ParticipantConfig:
             raise ConfigError("store", "missing: file:/path, the same for all parts of the cluster")
         if isinstance(self.effects, str) and self.effects and not self.effects.startswith(("redis://", "rediss://")):
             raise ConfigError("effects", f"{_without_password(self.effects)!a} is no redis://host:port")
+        if self.durability not in ("epoch", "turn"):
+            raise ConfigError("durability", f"{self.durability!a} is none of epoch, turn")
+        if self.durability == "turn" and self.local is None:
+            raise ConfigError(
+                "local", "missing: durability 'turn' keeps the log of turns there, on this machine's own disk"
+            )
         if not isinstance(self.allow_lost_input, bool):
             raise ConfigError("allow_lost_input", "must be True or False")
         for name in ("max_concurrent_epochs", "recording_bytes_max", "in_flight_bytes_max", "input_log_bytes_max"):

@@ -12,6 +12,7 @@ from participant.failure import DeadLettered, Stopped
 
 if TYPE_CHECKING:
     from protocol.outputs import Output
+    from protocol.restore_plan import Outside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +126,26 @@ class QuestionAsked:
     """Seconds; None: it does not expire."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """With durability ``turn``: this participant goes on from the log of the life before; the others notice nothing."""
+
+    session: int
+    turns: int
+    """Turns of the log that were applied."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasedBeyond:
+    """With durability ``turn``, after everybody went back to an epoch: what had left before is no part of it, and stays."""
+
+    epoch: int
+    outputs: tuple[Outside, ...]
+    """That reached sinks of this participant, as far as they can tell."""
+    effects: tuple[Outside, ...]
+    notes: tuple[str, ...] = ()
+
+
 ParticipantEvent: TypeAlias = (
     Member
     | Lost
@@ -140,4 +161,6 @@ ParticipantEvent: TypeAlias = (
     | SinkFailing
     | OutputRefused
     | OutputDiverged
+    | Resumed
+    | ReleasedBeyond
 )

@@ -15,6 +15,8 @@ Rules:
     * An epoch that hears nothing until its deadline is dropped here (P4): no coordinator is needed to get rid of it.
     * A restore order begins an incarnation (`participant.machine_restore`); until its topology comes, the order to begin,
       frames of it are parked. A frame of an older incarnation is dropped, one of a newer is parked.
+    * Where turns are logged, a life goes on from the log of the one before, in a session of the same line: with the streams
+      that `resume` gave it. Its peers keep theirs, and send again what was not acknowledged.
     * Messages to agents that no member hosts wait, within a bound, for a topology that has them; they are part of a cut.
 
 The half that every message passes is in `participant.machine_channels`; here are orders, topologies and epochs.
@@ -37,6 +39,7 @@ from participant.machine_events import (
     EndParticipant,
     EnterTopology,
     EpochWanted,
+    ForgetResumed,
     FrameArrived,
     HaltAgents,
     IncarnationPersisted,
@@ -47,6 +50,8 @@ from participant.machine_events import (
     LocalPersisted,
     LocalProgressed,
     LocalRestored,
+    LogSent,
+    LogSynced,
     MessageIngested,
     PeerConnected,
     PeerDisconnected,
@@ -58,8 +63,8 @@ from participant.machine_events import (
     TurnCommitted,
 )
 from participant.machine_restore import Entrance
-from participant.peers import PRODUCTION, Peer
-from protocol.errors import ConfigError
+from participant.peers import ALL, PRODUCTION, Peer, ResumedStreams
+from protocol.errors import ConfigError, RemoteProtocolError
 from protocol.ids import Epoch, Incarnation, Instant, ParticipantId, Session, Term, TopologyVersion
 from protocol.items import (
     END_ITEM,
@@ -107,14 +112,15 @@ from protocol.snapshot import (
     SnapshotMachine,
     TopologySet,
 )
+from protocol.streams import Resumption, StreamEnd, line_of, stream_base
 from protocol.topology import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from participant.machine_events import Effect, Event
+    from participant.machine_events import Delivery, Effect, Event
     from participant.peers import ChannelLimits
-    from protocol.messages import ToParticipant
+    from protocol.messages import Member, ToParticipant
     from protocol.snapshot import Effect as SnapshotEffect
     from protocol.snapshot import Event as SnapshotEvent
 
@@ -131,6 +137,7 @@ class ParticipantMachine(Channels):
         entered: int = 0,
         has_disk: bool = False,
         channel_limits: ChannelLimits = PRODUCTION,
+        logged: bool = False,
     ) -> None:
         """A participant that has not registered yet.
 
@@ -141,8 +148,13 @@ class ParticipantMachine(Channels):
             entered: Highest incarnation that an earlier life entered, from its disk.
             has_disk: The driver keeps that number; without a disk, sessions alone keep lives apart.
             channel_limits: Sizes and times of its channels.
+            logged: Turns are logged: nothing that the log does not hold leaves.
         """
-        super().__init__(participant, _COUNTERS, channel_limits)
+        super().__init__(participant, _COUNTERS, channel_limits, logged=logged)
+        self.line = 0
+        """Of our session (`protocol.streams`)."""
+        self._resumption: Resumption | None = None
+        self._resumed: Mapping[str, ResumedStreams] = {}
         self.term = Term(0)
         self.leaving = False
         self._max_concurrent_epochs = max_concurrent_epochs
@@ -175,6 +187,36 @@ class ParticipantMachine(Channels):
         """Highest epoch heard of."""
         return self._snapshot.newest_epoch
 
+    @property
+    def resumption(self) -> Resumption | None:
+        """What to register with, where this life can go on from the log of the one before."""
+        return self._resumption
+
+    def resume(
+        self,
+        *,
+        session: int,
+        line: int,
+        incarnation: int,
+        streams: Mapping[str, ResumedStreams],
+        unrouted: Iterable[Delivery] = (),
+    ) -> None:
+        """Go on from a log, if the coordinators agree; before the first registration.
+
+        Args:
+            session: That wrote it last.
+            line: Of that session.
+            incarnation: In which it was.
+            streams: By peer.
+            unrouted: Messages to agents that nobody hosted.
+        """
+        assert not self.session, "a life goes on from a log before it registers"
+        ends = tuple(StreamEnd(peer, each.line, each.sent, each.received) for peer, each in sorted(streams.items()))
+        self._resumption = Resumption(session=session, line=line, incarnation=incarnation, streams=ends)
+        self._resumed = streams
+        self._unrouted.extend(unrouted)
+        self.unrouted_bytes = sum(len(data) for _, data in self._unrouted)
+
     def heartbeat(self) -> Heartbeat | None:
         """What keeps the lease now; None before there is a session."""
         return Heartbeat(session=self.session, open_epochs=self._epochs.open()) if self.session else None
@@ -204,12 +246,14 @@ class ParticipantMachine(Channels):
         match event:
             case TurnCommitted():
                 self._counts["messages_sent"] += len(event.sends)
-                self._send(event.sends, out)
+                self._send(event.sends, out, in_turn=True)
             case FrameArrived():
                 self._frame_arrived(event.header, event.body, now, out)
             case MessageIngested():
                 self._counts["messages_ingested"] += 1
                 self._send((event.message,), out)
+            case LogSynced():
+                self._log_synced(event.number)
             case TimerFired():
                 self._timer_fired(now, out)
             case ControlArrived():
@@ -329,7 +373,16 @@ class ParticipantMachine(Channels):
         if not self.session:
             # A newer incarnation than ours is entered by a restore order alone.
             self.session = Session(message.session)
+            self.line = message.line or message.session
+            resumed = self._resumption is not None and self.line == self._resumption.line
+            unrouted = list(self._unrouted) if resumed else []
             self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
+            if resumed:
+                self._unrouted.extend(unrouted)
+                self.unrouted_bytes = sum(len(data) for _, data in unrouted)
+            elif self._resumption is not None:
+                self._resumption, self._resumed = None, {}
+                out.append(ForgetResumed())
         self._raise_mark(message.aborted_through, now, out)
         if self.topology is not None:
             out.append(SendControl(message=TopologyAccepted(session=self.session, version=self.topology.version)))
@@ -367,6 +420,8 @@ class ParticipantMachine(Channels):
             out.append(SendControl(message=entrance.refuse(message)))
         else:
             self._counts["restores"] += 1
+            # An incarnation is a beginning: lines end with the one before.
+            self.line, self._resumption, self._resumed = self.session, None, {}
             entrance.obey(message)
             self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
             out.append(HaltAgents())
@@ -451,8 +506,10 @@ class ParticipantMachine(Channels):
             assert member is not None, "a channel to a stranger"
             sends, receives = other in to, other in from_
             peer = before.get(other)
-            if peer is None or peer.session != member.session:
-                peer = Peer(me, other, Session(member.session), sends=sends, receives=receives, limits=self._limits)
+            if peer is not None and peer.session != member.session and not self._goes_on(peer, topology, now):
+                peer = None
+            if peer is None:
+                peer = self._new_peer(topology, member, now, sends=sends, receives=receives)
                 self._feed(ChannelOpened(channel=peer.incoming), now, out)
                 self._feed(ChannelOpened(channel=peer.outgoing), now, out)
                 if other in self._connected:
@@ -474,16 +531,78 @@ class ParticipantMachine(Channels):
             elif host in to:
                 self._routes[agent] = self._peers[host]
         restored = self._entrance.order is not None
-        out.append(EnterTopology(topology=topology, peers=addresses, first=first, restored=restored))
+        out.append(
+            EnterTopology(
+                topology=topology,
+                peers=addresses,
+                first=first,
+                restored=restored,
+                resumed=self._resumption is not None,
+                lines={peer.id: peer.line for peer in self._peers.values()},
+            )
+        )
         if first and restored and self.leaving:
             out.append(SendControl(message=Leave(session=self.session)))
         unrouted, self._unrouted, self.unrouted_bytes = self._unrouted, deque(), 0
         self._send(unrouted, out)
         self._unpark(now, out)
 
+    def _goes_on(self, peer: Peer, topology: Topology, now: Instant) -> bool:
+        """Whether a peer's new session goes on with the streams of the one before; if so, they do."""
+        me, member = topology.member(self.participant), topology.member(peer.id)
+        assert me is not None, "a topology without us"
+        assert member is not None, "a channel to a stranger"
+        if line_of(member) != peer.line:
+            return False
+        try:
+            self._rebase(peer, me, member)
+        except RemoteProtocolError:
+            # It lost what it had acknowledged, or invents: no stream can go on from there.
+            self._counts["streams_broken"] += 1
+            return False
+        peer.session = Session(member.session)
+        if peer.connected:
+            self._reconnect(peer, now)
+        self._dirty[peer.id] = peer
+        return True
+
+    def _new_peer(self, topology: Topology, member: Member, now: Instant, *, sends: bool, receives: bool) -> Peer:
+        me = topology.member(self.participant)
+        assert me is not None, "a topology without us"
+        peer = Peer(
+            self.participant,
+            ParticipantId(member.id),
+            Session(member.session),
+            sends=sends,
+            receives=receives,
+            limits=self._limits,
+            line=line_of(member),
+            logged=self.logged,
+        )
+        streams = self._resumed.get(member.id)
+        if streams is not None and streams.line == peer.line:
+            peer.resume(streams, now)
+            self._rebase(peer, me, member)
+            self.outgoing_bytes += peer.outgoing_bytes
+        return peer
+
+    def _rebase(self, peer: Peer, me: Member, member: Member) -> None:
+        """Compute digests from where the later session of both resumed.
+
+        Raises:
+            RemoteProtocolError: One of the ends cannot.
+        """
+        if peer.sending is not None:
+            peer.sending.rebase(stream_base(me, member))
+        if peer.receiving is not None:
+            peer.receiving.rebase(stream_base(member, me))
+
     def _left(self, now: Instant, out: list[Effect]) -> None:
+        # It never comes back: what leaves now waits for no log.
+        self.logged = False
         for peer in self._peers.values():
             peer.number_waiting()
+            peer.may_leave = peer.may_acknowledge = ALL
             if peer.sending is not None and not peer.sending.ended:
                 peer.sending.put((END_ITEM,))
                 self.outgoing_bytes += len(END_ITEM)
@@ -589,6 +708,8 @@ class ParticipantMachine(Channels):
                         assert peer.sending is not None, "a marker onto a channel that is not there"
                         assert not peer.waiting, "sent after the cut, before its marker"
                         peer.sending.put((marker,))
+                        if self.logged:
+                            out.append(LogSent(target=peer.id, number=peer.sending.sent, item=marker))
                         self.outgoing_bytes += len(marker)
                         self._dirty[peer.id] = peer
                 case ChannelClosed():
@@ -660,4 +781,5 @@ _COUNTERS: Final = (
     "reports_refused",
     "parts_late",
     "epochs_failed",
+    "streams_broken",
 )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from participant.machine_events import DeadLetter, DeliverToAgents, SendFrame
+from participant.machine_events import DeadLetter, DeliverToAgents, LogReceived, LogSent, SendFrame
 from participant.peers import PRODUCTION, Peer
 from protocol.errors import MalformedFrame, Overloaded, Refused, RemoteProtocolError
 from protocol.ids import AgentId, Incarnation, Session
@@ -36,7 +36,7 @@ from protocol.snapshot import ChannelEnded, ItemsReceived, MarkerReceived
 from protocol.wire import KIND_ACK, KIND_DATA, FrameHeader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from participant.machine_events import Delivery, Effect
     from participant.peers import ChannelLimits
@@ -61,8 +61,19 @@ class Channels:
 
     _snapshot: SnapshotMachine
 
-    def __init__(self, participant: ParticipantId, counters: Iterable[str], limits: ChannelLimits = PRODUCTION) -> None:
+    def __init__(
+        self,
+        participant: ParticipantId,
+        counters: Iterable[str],
+        limits: ChannelLimits = PRODUCTION,
+        *,
+        logged: bool = False,
+    ) -> None:
         self.participant = participant
+        self.logged = logged
+        """Turns are logged: what they send, and what acknowledges their input, waits for `logging` and `LogSynced`."""
+        self._gated: dict[ParticipantId, Peer] = {}
+        """Peers with something that waits for the log."""
         self._limits = limits
         self._acknowledge_bytes = limits.window_bytes // 4
         """Received bytes after which an acknowledgement does not wait: the sender's window must not run dry."""
@@ -136,7 +147,7 @@ class Channels:
             if at > now:
                 break
             peer = self._peers.get(peer_id)
-            if peer is None or peer.receiving is None or not peer.connected or not peer.receiving.ack_due:
+            if peer is None or not peer.connected or not peer.acknowledgement_due:
                 del self._acks[peer_id]
             else:
                 self._acknowledge(peer, out)
@@ -164,11 +175,11 @@ class Channels:
             return
         sending = peer.sending
         if sending is not None:
-            frames = sending.frames(now)
+            frames = sending.frames(now, peer.may_leave)
             if frames:
                 ack = 0
                 if receiving is not None:
-                    ack = receiving.ack()
+                    ack = peer.acknowledge()
                     peer.unacknowledged_bytes = 0
                     self._acks.pop(peer.id, None)
                 out += [self._data_frame(peer, frame, ack) for frame in frames]
@@ -176,18 +187,17 @@ class Channels:
             timeout = sending.next_timeout()
             if timeout is not None and timeout < self._resend_at:
                 self._resend_at = timeout
-        if receiving is not None and receiving.ack_due:
+        if peer.acknowledgement_due:
             if peer.unacknowledged_bytes >= self._acknowledge_bytes:
                 self._acknowledge(peer, out)
             elif peer.id not in self._acks:
                 self._acks[peer.id] = now + ACK_DELAY_NS
 
     def _acknowledge(self, peer: Peer, out: list[Effect]) -> None:
-        assert peer.receiving is not None, "nothing to acknowledge"
         self._acks.pop(peer.id, None)
         peer.unacknowledged_bytes = 0
         self._counts["acks_sent"] += 1
-        number, epoch = peer.receiving.ack(), self._snapshot.newest_epoch
+        number, epoch = peer.acknowledge(), self._snapshot.newest_epoch
         out.append(SendFrame(peer.id, KIND_ACK, self.incarnation, self.session, peer.session, epoch, 0, number, 0, b""))
 
     def _data_frame(self, peer: Peer, frame: OutFrame, ack: int) -> SendFrame:
@@ -204,11 +214,64 @@ class Channels:
             frame.body,
         )
 
-    def _send(self, deliveries: Iterable[Delivery], out: list[Effect]) -> None:
+    def route(self, deliveries: Iterable[Delivery]) -> list[tuple[str, int, bytes]]:
+        """Where a `TurnCommitted` with these would send each, for the log: participant and number, or "" and 0.
+
+        To be asked in the moment before that step.
+        """
+        found: list[tuple[str, int, bytes]] = []
+        numbers: dict[ParticipantId, int] = {}
+        for envelope, data in deliveries:
+            peer = self._routes.get(envelope.target)
+            if peer is None or peer.sending is None or len(data) > MESSAGE_BYTES_MAX:
+                found.append(("", 0, data))
+                continue
+            number = numbers.get(peer.id, peer.sending.sent + len(peer.waiting)) + 1
+            numbers[peer.id] = number
+            found.append((peer.id, number, data))
+        return found
+
+    def positions(self) -> list[tuple[ParticipantId, int, int]]:
+        """Peers with news: who, number up to which everything from it is taken in, and that it has acknowledged."""
+        return [
+            (
+                peer.id,
+                0 if peer.receiving is None else peer.receiving.received,
+                0 if peer.sending is None else peer.sending.acknowledged_through,
+            )
+            for peer in self._dirty.values()
+        ]
+
+    @property
+    def gated(self) -> bool:
+        """Something waits for the log."""
+        return bool(self._gated)
+
+    def logging(self, number: int) -> None:
+        """All that was sent and taken in so far is covered by the log up to this number: it waits for that."""
+        for peer in self._dirty.values():
+            if peer.note_logging(number):
+                self._gated[peer.id] = peer
+
+    def _log_synced(self, number: int) -> None:
+        """The log is durable up to this number."""
+        for peer in list(self._gated.values()):
+            if peer.logged(number):
+                self._dirty[peer.id] = peer
+            if not peer.gates:
+                del self._gated[peer.id]
+
+    def _send(self, deliveries: Iterable[Delivery], out: list[Effect], *, in_turn: bool = False) -> None:
         """Each to where its agent is: here, onto a channel, or to those who wait for an agent to appear.
 
         The hottest loop of the send path, hence `encode_message_item` written out in it.
+
+        Args:
+            deliveries: Decoded and encoded.
+            out: Effects.
+            in_turn: Turns sent them, whose records say where they went.
         """
+        logged = self.logged and not in_turn
         here: list[Delivery] = []
         routes = self._routes
         total = 0
@@ -226,6 +289,10 @@ class Channels:
             if not waiting:
                 self._dirty[peer.id] = peer
             waiting.append(_pack_header(KIND_MESSAGE, size) + data)
+            if logged:
+                assert peer.sending is not None, "a route without a channel"
+                number = peer.sending.sent + len(waiting)
+                out.append(LogSent(target=peer.id, number=number, item=waiting[-1], message=envelope.id))
             size += ITEM_HEADER_BYTES
             peer.waiting_bytes += size
             total += size
@@ -330,10 +397,13 @@ class Channels:
         receiving.advance(items)
         self._counts["messages_received"] += len(items)
         datas = [item[ITEM_HEADER_BYTES:] for item in items]
+        numbers: Sequence[int] = range(first, first + len(items))
         try:
             deliveries = [(_decode_envelope(data), data) for data in datas]
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            deliveries = self._well_formed(datas)
+            deliveries, numbers = self._well_formed(datas, first)
+        if self.logged and deliveries:
+            out.append(LogReceived(source=peer.id, numbers=numbers, deliveries=deliveries))
         get = self._routes.get
         for delivery in deliveries:
             if get(delivery[0].target, peer) is not None:
@@ -343,15 +413,17 @@ class Channels:
         if deliveries:
             out.append(DeliverToAgents(deliveries))
 
-    def _well_formed(self, datas: list[bytes]) -> list[Delivery]:
+    def _well_formed(self, datas: list[bytes], first: int) -> tuple[list[Delivery], list[int]]:
         """Genuine and in order, yet some are no envelopes: another build's fault. They count as received."""
         found: list[Delivery] = []
-        for data in datas:
+        numbers: list[int] = []
+        for number, data in enumerate(datas, first):
             try:
                 found.append((_decode_envelope(data), data))
+                numbers.append(number)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 self._counts["messages_malformed"] += 1
-        return found
+        return found, numbers
 
     def _not_of_this_stream(self, header: FrameHeader, body: bytes, peer: Peer | None) -> None:
         """Park what we shall understand with the next topology; count the rest."""
@@ -395,6 +467,8 @@ class Channels:
                 del self._peers[peer.id]
             if self._dirty.get(peer.id) is peer:
                 del self._dirty[peer.id]
+            if self._gated.get(peer.id) is peer:
+                del self._gated[peer.id]
             if peer.id not in self._peers:
                 self._acks.pop(peer.id, None)
 

@@ -30,7 +30,7 @@ _FAILURES_KEPT: Final = 4 * CONCURRENT_EPOCHS_MAX
 class _Part:
     __slots__ = ("closed", "deadline", "deadline_ns", "encoded", "positions", "report")
 
-    def __init__(self, now: int, deadline: int, positions: dict[ParticipantId, tuple[int, blake3]]) -> None:
+    def __init__(self, now: int, deadline: int, positions: dict[ParticipantId, tuple[int, int, blake3]]) -> None:
         self.deadline = deadline
         self.deadline_ns = max(0, deadline - now) or EPOCH_DEADLINE_NS
         self.positions = positions
@@ -60,7 +60,7 @@ class LocalEpochs:
         self, epoch: Epoch, *, now: Instant, deadline: int, positions: Mapping[ParticipantId, ReceivingEnd]
     ) -> None:
         """Note where the incoming channels stand at this cut."""
-        noted = {source: (end.cut_position.number, end.hasher()) for source, end in positions.items()}
+        noted = {source: (end.cut_position.number, end.base, end.hasher()) for source, end in positions.items()}
         self._parts[epoch] = _Part(now, deadline, noted)
         self._failures.pop(epoch, None)
         self._find_next()
@@ -69,13 +69,13 @@ class LocalEpochs:
         """A channel's state is known."""
         part = self._parts[effect.epoch]
         source = effect.channel.source
-        number, hasher = part.positions.pop(source)
+        number, base, hasher = part.positions.pop(source)
         assert number == effect.received, f"{effect.channel}: cut at {number}, recorded from {effect.received}"
         part.closed[source] = RecordedChannel(
             source=source,
             received=number,
             closed_at=effect.closed_at,
-            digest=continued_digest(hasher, effect.items),
+            digest=continued_digest(hasher, effect.items, skipped=max(0, base - number)),
             items=effect.items,
         )
 

@@ -6,7 +6,7 @@ frozen: one is made for every frame, turn or order, and a frozen dataclass takes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -121,6 +121,13 @@ class EpochWanted:
     reason: str
 
 
+@dataclass(slots=True)
+class LogSynced:
+    """The log of turns is durable up to this number."""
+
+    number: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveRequested:
     """The participant is to leave in order."""
@@ -171,6 +178,7 @@ Event: TypeAlias = (
     | IncarnationPersisted
     | LocalRestored
     | LocalNotRestored
+    | LogSynced
 )
 
 
@@ -291,6 +299,36 @@ class EnterTopology:
     """It was not a member of this incarnation before."""
     restored: bool = False
     """Its agents have their state from `RestoreLocal`; else they are fresh."""
+    resumed: bool = False
+    """Its agents have their state from its own log, which goes on."""
+    lines: Mapping[ParticipantId, int] = field(default_factory=dict)
+    """Who shares a channel with us -> its line (`protocol.streams`)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class LogReceived:
+    """These messages came over a channel: the log is to say so, before they are delivered or passed on."""
+
+    source: ParticipantId
+    numbers: Sequence[int]
+    deliveries: Sequence[Delivery]
+
+
+@dataclass(slots=True, kw_only=True)
+class LogSent:
+    """Something that no turn sent took a number of a channel: the log is to say so."""
+
+    target: ParticipantId
+    number: int
+    item: bytes
+    """Encoded."""
+    message: bytes = b""
+    """Its id, if it is one; it was logged as received, taken or without a route before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetResumed:
+    """The session does not go on from the log: what was recovered from it does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,6 +379,9 @@ Effect: TypeAlias = (
     | AnnounceEpoch
     | SendControl
     | EnterTopology
+    | LogReceived
+    | LogSent
+    | ForgetResumed
     | HaltAgents
     | PersistIncarnation
     | RestoreLocal

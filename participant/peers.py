@@ -1,13 +1,18 @@
 """One peer of a participant: the two streams that join them, and what waits to leave to it.
 
 Both ends belong to one pair of sessions. When a session changes, the peer is made anew: streams begin at 1 again, and what
-the old sending end had not seen acknowledged is lost to this incarnation (an epoch brings it back).
+the old sending end had not seen acknowledged is lost to this incarnation (an epoch brings it back). Unless the new session is
+of the same line (`protocol.streams`): then it goes on from its participant's log, and the streams with it.
+
+Where turns are logged, items and acknowledgements wait at a *gate* for the log: `note_logging` says which number of the log
+covers what there is by now, `logged` opens it up to there.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protocol.channel import ReceivingEnd, SendingEnd
 from protocol.ids import ChannelId
@@ -21,7 +26,7 @@ from protocol.limits import (
 )
 
 if TYPE_CHECKING:
-    from protocol.ids import ParticipantId, Session
+    from protocol.ids import Instant, ParticipantId, Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +56,41 @@ class ChannelLimits:
 
 
 PRODUCTION: Final = ChannelLimits()
+ALL: Final = 1 << 62
+"""Beyond any number of an item."""
+
+
+class ResumedStreams(NamedTuple):
+    """Where the two streams with a peer stand, by our own log."""
+
+    line: int
+    """Of the peer."""
+    sent: int
+    received: int
+    items: tuple[bytes, ...]
+    """The last ones that were sent, encoded, up to `sent`: what the peer may not have."""
+
+
+class _Gate(NamedTuple):
+    number: int
+    """Of the log."""
+    sent: int
+    received: int
 
 
 class Peer:
     """Streams from and to one other member. Invariant: at least one of `sending` and `receiving` is there."""
 
     __slots__ = (
+        "acknowledged",
         "connected",
+        "gates",
         "id",
         "incoming",
         "limits",
+        "line",
+        "may_acknowledge",
+        "may_leave",
         "outgoing",
         "receiving",
         "sending",
@@ -79,6 +109,8 @@ class Peer:
         sends: bool,
         receives: bool,
         limits: ChannelLimits = PRODUCTION,
+        line: int = 0,
+        logged: bool = False,
     ) -> None:
         """New streams.
 
@@ -89,11 +121,22 @@ class Peer:
             sends: There is a channel to it.
             receives: There is a channel from it.
             limits: Of both streams.
+            line: Of the other one's session.
+            logged: Nothing leaves before `logged` says so.
         """
         assert sends or receives, "a peer without a channel"
         self.id = peer
         self.session = session
+        self.line = line or session
         self.connected = False
+        self.may_leave = 0 if logged else ALL
+        """Number of the last item that may leave."""
+        self.may_acknowledge = 0 if logged else ALL
+        """Number of the last received item that may be acknowledged."""
+        self.acknowledged = 0
+        """Newest number that was acknowledged to the peer, where there is a gate."""
+        self.gates: deque[_Gate] = deque()
+        """What waits for the log; ascending in all numbers."""
         self.outgoing = ChannelId(me, peer)
         self.incoming = ChannelId(peer, me)
         self.limits = limits
@@ -117,6 +160,48 @@ class Peer:
             self.receiving = None
         elif self.receiving is None:
             self.receiving = self.limits.receiving(self.incoming)
+
+    def resume(self, streams: ResumedStreams, now: Instant) -> None:
+        """Have both ends go on where our log ends; for a peer that was just made. All of it is durable."""
+        if self.sending is not None:
+            self.sending.resume(streams.sent, streams.items, now)
+            self.may_leave = max(self.may_leave, streams.sent)
+        if self.receiving is not None:
+            self.receiving.resume(streams.received)
+            self.may_acknowledge = max(self.may_acknowledge, streams.received)
+
+    def note_logging(self, number: int) -> bool:
+        """Everything so far is covered by the log up to this number; whether anything is new."""
+        self.number_waiting()
+        sent = 0 if self.sending is None else self.sending.sent
+        received = 0 if self.receiving is None else self.receiving.received
+        last = self.gates[-1] if self.gates else _Gate(0, self.may_leave, self.may_acknowledge)
+        if sent <= last.sent and received <= last.received:
+            return False
+        self.gates.append(_Gate(number, sent, received))
+        return True
+
+    def logged(self, number: int) -> bool:
+        """The log is durable up to this number; whether that lets anything leave."""
+        opened = False
+        while self.gates and self.gates[0].number <= number:
+            _, self.may_leave, self.may_acknowledge = self.gates.popleft()
+            opened = True
+        return opened
+
+    @property
+    def acknowledgement_due(self) -> bool:
+        """There is something to acknowledge that may be."""
+        receiving = self.receiving
+        if receiving is None or not receiving.ack_due:
+            return False
+        return self.may_acknowledge >= receiving.received or self.may_acknowledge > self.acknowledged
+
+    def acknowledge(self) -> int:
+        """Number to acknowledge now."""
+        assert self.receiving is not None, "nothing to acknowledge"
+        self.acknowledged = self.receiving.ack(self.may_acknowledge)
+        return self.acknowledged
 
     def number_waiting(self) -> None:
         """Put what waits on the stream: from here on it counts as sent."""

@@ -21,6 +21,10 @@ The cut (DESIGN.md section 4) needs the position and the digest of each end. Bot
 stream. It has a number, but no part in the digest: `cut_position` and `digest` stay what they were before it, for every
 later cut.
 
+A stream can outlive a session (`protocol.streams`). The end of the participant that comes back is `resume`d where its log says,
+and both ends `rebase`: from there on the digest is over the items behind the base. What its log does not hold yet is kept back:
+`frames` takes the number through which items may leave, `ack` the one that may be acknowledged.
+
 Sources: TCP's cumulative acknowledgement and slow start (RFC 5681, RFC 6582) on batches. Differences: no congestion window;
 the transport below paces.
 """
@@ -36,7 +40,7 @@ from blake3 import blake3
 
 from protocol.errors import LocalProtocolError, RemoteProtocolError
 from protocol.ids import Digest, Instant
-from protocol.items import KIND_END
+from protocol.items import KIND_END, split_items
 from protocol.limits import (
     CHANNEL_REORDER_BYTES,
     CHANNEL_RESEND_NS,
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 
     from protocol.ids import ChannelId
 
+_ALL: Final = 1 << 62
 _ITEM_OVERHEAD_BYTES: Final = 64
 """What one kept item costs beyond its bytes (object, slot in a list): a flood of tiny items is bounded, too."""
 
@@ -86,15 +91,16 @@ def digest_text(hasher: blake3) -> Digest:
     return Digest("b3:" + hasher.hexdigest())
 
 
-def continued_digest(hasher: blake3, items: Sequence[bytes]) -> Digest:
+def continued_digest(hasher: blake3, items: Sequence[bytes], *, skipped: int = 0) -> Digest:
     """Digest of a stream up to a closing marker: the hasher at the cut, continued over what was recorded.
 
     Args:
         hasher: From `ReceivingEnd.hasher` at the cut; not changed.
         items: The recorded items, in order.
+        skipped: So many of them lie before the base of a stream that was resumed.
     """
     continued = hasher.copy()
-    continued.update(b"".join(items))
+    continued.update(b"".join(items[skipped:] if skipped else items))
     return digest_text(continued)
 
 
@@ -193,11 +199,47 @@ class SendingEnd:
         else:
             self._queue.extend(self._split(first, items))
 
-    def frames(self, now: Instant) -> list[OutFrame]:
+    def resume(self, sent: int, items: Sequence[bytes], now: Instant) -> None:
+        """Go on where an earlier life's log ends; for an end that has put nothing.
+
+        Args:
+            sent: Number of the last item that it put.
+            items: The last of those, encoded, up to that one: what the receiver may not have. All of it leaves again.
+            now: Driver time.
+        """
+        assert not self.sent, "an end resumes before it puts anything"
+        assert len(items) <= sent, "more items than numbers"
+        self.sent = sent
+        self.acknowledged_through = sent - len(items)
+        self.ended = bool(items) and items[-1][0] == KIND_END
+        self._frames.extend(self._split(self.acknowledged_through + 1, items) if items else ())
+        self.in_flight_bytes = self._window_used = sum(len(frame.body) for frame in self._frames)
+        self.reconnected(now)
+
+    def rebase(self, number: int) -> None:
+        """From here on the digest is over the items behind this number: the stream was resumed there.
+
+        Raises:
+            RemoteProtocolError: Items that the receiver has acknowledged would have to come again, or it names some that were
+                never put; nothing is changed.
+        """
+        if not self.acknowledged_through <= number <= self.sent:
+            raise RemoteProtocolError(
+                f"{self.channel}: resumed behind item {number}; {self.acknowledged_through} to {self.sent} are possible"
+            )
+        self._hasher = blake3()
+        for frame in (*self._frames, *self._queue):
+            if frame.last_seq <= number:
+                continue
+            items = split_items(frame.body, frame.count)[max(0, number + 1 - frame.first_seq) :]
+            self._hasher.update(b"".join(item for item in items if item[0] != KIND_END))
+
+    def frames(self, now: Instant, through: int = _ALL) -> list[OutFrame]:
         """What is to leave now: what is to be sent again, then what is new, within the window.
 
         Args:
             now: Driver time; starts the time without progress.
+            through: Number of the last item that may leave for the first time: the last of what some `put` numbered.
         """
         leaving: list[OutFrame] = []
         if self._again:
@@ -206,8 +248,12 @@ class SendingEnd:
             self._counts["bytes_resent"] += sum(len(frame.body) for frame in leaving)
             self._again = 0
         queue = self._queue
-        while queue and (not self._frames or self._window_used + len(queue[0].body) <= self._window_bytes):
-            frame = self._next_frame()
+        while (
+            queue
+            and queue[0].last_seq <= through
+            and (not self._frames or self._window_used + len(queue[0].body) <= self._window_bytes)
+        ):
+            frame = self._next_frame(through)
             self._frames.append(frame)
             self._window_used += len(frame.body)
             leaving.append(frame)
@@ -291,8 +337,8 @@ class SendingEnd:
             size += len(item)
         yield OutFrame(first + start, len(items) - start, b"".join(items[start:]))
 
-    def _next_frame(self) -> OutFrame:
-        """The oldest batches that fit into one frame, and into the window."""
+    def _next_frame(self, through: int) -> OutFrame:
+        """The oldest batches that fit into one frame, and into the window, and may leave."""
         queue = self._queue
         frame = queue.popleft()
         if not queue:
@@ -300,7 +346,12 @@ class SendingEnd:
         room = min(self._frame_bytes, self._window_bytes - self._window_used)
         size, count = len(frame.body), frame.count
         bodies = [frame.body]
-        while queue and size + len(queue[0].body) <= room and count + queue[0].count <= FRAME_ITEMS_MAX:
+        while (
+            queue
+            and queue[0].last_seq <= through
+            and size + len(queue[0].body) <= room
+            and count + queue[0].count <= FRAME_ITEMS_MAX
+        ):
             batch = queue.popleft()
             bodies.append(batch.body)
             size += len(batch.body)
@@ -335,6 +386,8 @@ class ReceivingEnd:
         """Runs beyond a gap, in order of their first number. Invariant: no two have the same one."""
         self._ahead_bytes = 0
         self._hasher = blake3()
+        self.base = 0
+        """The digest is over the items behind this number; nothing, as long as `received` is below it."""
         self._counts: dict[str, int] = dict.fromkeys(_RECEIVING_COUNTERS, 0)
 
     @property
@@ -349,6 +402,25 @@ class ReceivingEnd:
     def hasher(self) -> blake3:
         """A copy of the running hasher, at `received`."""
         return self._hasher.copy()
+
+    def resume(self, received: int) -> None:
+        """Go on where an earlier life's log ends; for an end that has received nothing."""
+        assert not self._accepted, "an end resumes before it accepts anything"
+        self.received = self._accepted = received
+        self.ack_due = received > 0
+
+    def rebase(self, number: int) -> None:
+        """From here on the digest is over the items behind this number: the stream was resumed there.
+
+        Raises:
+            RemoteProtocolError: Items behind it were handed on already; nothing is changed.
+        """
+        if number < self.received:
+            raise RemoteProtocolError(
+                f"{self.channel}: resumed behind item {number}, and {self.received} was handed on"
+            )
+        self.base = number
+        self._hasher = blake3()
 
     def accept(self, first_seq: int, items: list[bytes]) -> list[tuple[int, list[bytes]]]:
         """Take the items of one frame.
@@ -407,16 +479,18 @@ class ReceivingEnd:
             raise LocalProtocolError(
                 f"{self.channel}: {count} items were handed on, {self._accepted - self.received} were accepted"
             )
+        hashed = items if self.received >= self.base else items[self.base - self.received :]
         if items[-1][0] == KIND_END:
             self.ended = True
-            self._hasher.update(b"".join(items[:-1]))
-        else:
-            self._hasher.update(b"".join(items))
+            hashed = hashed[:-1]
+        self._hasher.update(b"".join(hashed))
         self.received += count
         self.ack_due = True
 
-    def ack(self) -> int:
-        """Number to acknowledge; it is no longer due."""
+    def ack(self, through: int = _ALL) -> int:
+        """Number to acknowledge, at most `through`; unless more was handed on than that, it is no longer due."""
+        if through < self.received:
+            return through
         self.ack_due = False
         return self.received
 

@@ -19,6 +19,7 @@ from protocol.errors import MalformedFrame, printable
 from protocol.ids import AgentId
 from protocol.limits import CONTROL_BYTES_MAX
 from protocol.restore_plan import AgentCode, Outside
+from protocol.streams import Resumption, StreamEnd
 
 PROTOCOL_VERSION = 1
 
@@ -75,6 +76,10 @@ class Register(Control, frozen=True, kw_only=True, tag="register"):
     """It understands `Ingest`, `Inspect` and `Consult`."""
     dry_run: bool = False
     """Its store is of a fork (`protocol.forks`): it does no effect and writes to no sink."""
+    durability: str = "epoch"
+    """That it was started with; the cluster's must be the same."""
+    resumes: Resumption | None = None
+    """It has the log of its turns, and wants to go on from it; None: it has none, or the log is no good."""
 
 
 class WaitingAgent(msgspec.Struct, frozen=True, kw_only=True):
@@ -238,13 +243,18 @@ class Registered(Control, frozen=True, kw_only=True, tag="registered"):
     """Highest epoch ever started: older markers are stale."""
     aborted_through: int = 0
     """Every epoch up to this number has ended."""
+    durability: str = "epoch"
+    """Of the cluster."""
+    line: int = 0
+    """Of the session's streams (`protocol.streams`): another number than the session's if it goes on from the participant's
+    log; 0: the session itself."""
 
 
 class RegisterRefused(Control, frozen=True, kw_only=True, tag="register-refused"):
     """Answer to `Register`; the connection is closed.
 
     Codes: ``id-taken``, ``wrong-cluster``, ``wrong-version``, ``bad-name``, ``agent-taken``, ``fenced``, ``not-leader``,
-    ``full``, ``dry-run``.
+    ``full``, ``dry-run``, ``durability``.
     """
 
     code: str
@@ -265,6 +275,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     fresh: int = 0
     """What its agents' first messages are named after where they begin anew: 0, and another number after each time that they
     began anew while others went on. A rollback does not change it, so work that is done again has the names that it had."""
+    line: int = 0
+    """Session with which its streams began (`protocol.streams`); 0: this one."""
+    streams: tuple[StreamEnd, ...] = ()
+    """Where they stood when this session took over; empty for one that begins its line."""
 
 
 class TopologyChanged(Control, frozen=True, kw_only=True, tag="topology-changed"):

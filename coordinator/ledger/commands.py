@@ -17,13 +17,14 @@ Sources: RAFT_MQTT.md A6 to A8 (one method, ids, ASCII, size); Ongaro's thesis 6
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Final, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
 from coordinator.policy import PolicySettings
 from protocol.errors import LimitExceeded
 from protocol.limits import COMMAND_BYTES_MAX, DROPPED_MAX, FENCES_MAX, KINDS_MAX, RENAMES_MAX
+from protocol.streams import Resumption
 
 COMMAND_VERSION: Final = 1
 SENTENCE_CHARS_MAX: Final = 400
@@ -123,6 +124,10 @@ class RegisterCommand(CommandBase, frozen=True, kw_only=True, tag="register"):
     """Highest incarnation that it entered; 0: none."""
     kinds: Annotated[tuple[Name, ...], msgspec.Meta(max_length=KINDS_MAX)] = ()
     """Kinds of agents that it can take from others."""
+    durability: Literal["epoch", "turn"] = "epoch"
+    """That it was started with."""
+    resumes: Resumption | None = None
+    """Where the log of its turns ends; None: it has none that is any good."""
 
 
 class WaitingNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -21,6 +21,8 @@ Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., 
 ``id-taken``            another process holds the participant's live session
 ``agent-taken``         a live participant hosts that agent
 ``fenced``              the session, or the incarnation, is not one that can go on
+``durability``          a participant was started with another durability than the cluster's; or it is to be changed while
+                        participants are there
 ``full``                `PARTICIPANTS_MAX` are live, or a participant has more agents than are taken
 ``not-announced``       the announcement that this one goes on from is not there (any more): begin anew
 ``unknown``             no such session or epoch
@@ -117,9 +119,11 @@ from protocol.limits import (
     PARTICIPANTS_ENDED_MAX,
     PARTICIPANTS_MAX,
 )
+from protocol.streams import line_of
 
 if TYPE_CHECKING:
     from protocol.messages import Member
+    from protocol.streams import Resumption
 
 
 class _Head(msgspec.Struct):
@@ -388,6 +392,12 @@ class Ledger(RollbackRules):
         return _yes(term=command.term)
 
     def _configure(self, command: ConfigureCommand) -> Result:
+        if command.policy.durability != self.policy.durability and self._live_count:
+            live = next(record.id for record in self.participants() if record.live)
+            return _no(
+                "durability",
+                f"durability is {self.policy.durability} as long as participants are there; {live} is: stop all first",
+            )
         self.state.policy = command.policy
         self.state.failures = 0
         self.state.stopped = ""
@@ -475,6 +485,12 @@ class Ledger(RollbackRules):
             return _no("id-taken", f"another process holds {known.id}, session {known.session}")
         elif command.session:
             return _no("fenced", f"session {command.session} of {command.participant} has ended")
+        if command.durability != self.policy.durability:
+            return _no(
+                "durability",
+                f"{command.participant} was started with durability {command.durability!r}, the cluster's is "
+                f"{self.policy.durability!r}",
+            )
         given_up: set[str] = set()
         for agent in command.agents:
             host = self._hosts.get(agent)
@@ -484,6 +500,7 @@ class Ledger(RollbackRules):
                 return _no("agent-taken", f"{agent} is hosted by {host}", agent=agent, host=host)
             given_up.add(agent)  # it was away too long: another participant has taken this agent
         resumed = known is not None and known.live
+        goes_on = None if given_up else self._goes_on(known, command)
         if not resumed and self._live_count >= PARTICIPANTS_MAX:
             return _no("full", f"{PARTICIPANTS_MAX} participants are live, which is the limit")
 
@@ -505,10 +522,17 @@ class Ledger(RollbackRules):
                 before="" if known is None else known.cause,
                 fresh=self._fresh_after(known, state.session),
             )
+            if goes_on is not None:
+                assert known is not None
+                # A member as before: it is in no topology yet, and in all that follow.
+                record.state = MEMBER
+                record.line, record.streams = goes_on.line, goes_on.streams
+                record.resumed_from = goes_on.session
+                record.fresh = known.fresh
             state.participants[record.id] = record
             self._by_session[record.session] = record.id
             self._live_count += 1
-            self._joining_count += 1
+            self._joining_count += goes_on is None
             self._newcomer(record.id)
         record.address = command.address
         record.declared = tuple(sorted(set(command.agents)))
@@ -522,6 +546,28 @@ class Ledger(RollbackRules):
         self._drop_adoptions("", record.agents)
         self._membership_changed()
         return _yes(session=record.session, resumed=resumed)
+
+    def _goes_on(self, known: ParticipantRecord | None, command: RegisterCommand) -> Resumption | None:
+        """What a lost participant that comes back goes on from, if it can: nobody else need notice."""
+        resumption = command.resumes
+        if (
+            resumption is None
+            or known is None
+            or known.state != LOST
+            or self.policy.durability != "turn"
+            or self.policy.recovery == "off"
+            or not self.incarnation_begun
+            or resumption.incarnation != self.state.incarnation
+            or resumption.line != (known.line or known.session)
+            # A session that had not written anything yet has changed nothing.
+            or resumption.session not in (known.session, known.resumed_from)
+            or tuple(sorted(set(command.agents))) != known.agents
+            or known.adopted
+            or any(agent in self.state.adoptions for agent in command.agents)
+        ):
+            return None
+        member = next((each for each in self.state.topology.members if each.id == known.id), None)
+        return resumption if member is not None and line_of(member) == resumption.line else None
 
     def _fresh_after(self, known: ParticipantRecord | None, session: int) -> int:
         """What fresh agents of a new session are named after; `known` is its participant's record before."""

@@ -13,6 +13,7 @@ import msgspec
 from coordinator.ledger.commands import WaitingNote
 from coordinator.policy import PolicySettings
 from protocol.messages import Member
+from protocol.streams import StreamEnd
 
 LEDGER_FORMAT: Final = 1
 
@@ -69,6 +70,12 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
     """See `protocol.messages.Member.fresh`."""
     before: str = ""
     """Why the session before this one was lost."""
+    line: int = 0
+    """Session with which its streams began (`protocol.streams`); 0: this one."""
+    streams: tuple[StreamEnd, ...] = ()
+    """Where they stood when this session took over."""
+    resumed_from: int = 0
+    """Session whose log this one goes on from; 0: none."""
 
     @property
     def live(self) -> bool:
@@ -84,6 +91,8 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
             agents=self.agents,
             targets=self.targets,
             fresh=self.fresh,
+            line=self.line,
+            streams=self.streams,
         )
 
 

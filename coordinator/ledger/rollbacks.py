@@ -36,6 +36,7 @@ from coordinator.ledger.records import (
     TopologyRecord,
 )
 from protocol.limits import ROLLBACKS_REMEMBERED_MAX
+from protocol.streams import line_of
 
 if TYPE_CHECKING:
     from coordinator.ledger.commands import (
@@ -133,7 +134,11 @@ class RollbackRules:
         found = []
         for member in self.state.topology.members:
             record = self.state.participants.get(member.id)
-            if record is None or record.session != member.session or not record.live:
+            if (
+                record is None
+                or not record.live
+                or (record.session != member.session and (record.line or record.session) != line_of(member))
+            ):
                 found.append(member)
         return tuple(found)
 
@@ -220,6 +225,7 @@ class RollbackRules:
             # Who was about to leave is needed again, and says so again once it has its agents.
             if participant.state in (JOINING, LEAVING):
                 participant.state = MEMBER
+            participant.line, participant.streams, participant.resumed_from = 0, (), 0
         self._membership_changed()
         members = self.wanted_members()
         state.topology = TopologyRecord(version=state.topology.version + 1, members=members)

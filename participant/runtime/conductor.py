@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from protocol.manifest import LocalSnapshot
     from protocol.messages import FromParticipant, ToCoordinator, ToParticipant
     from protocol.ports import ObjectStore
+    from protocol.streams import StreamEnd
 
 
 class Line(Protocol):
@@ -77,6 +78,9 @@ class _Seat:
         self.leaving = False
         self.agents = register.agents
         """Placed on it."""
+        self.stream_line = 0
+        self.streams: tuple[StreamEnd, ...] = ()
+        """As in `Member`."""
 
 
 class _Open:
@@ -127,8 +131,8 @@ class Conductor:
         self._epochs = 0
         self._open: dict[int, _Open] = {}
         self._stale = False
-        self._lost = False
-        """Somebody was: until a rollback nothing else changes."""
+        self._lost: dict[str, _Seat] = {}
+        """Until a rollback nothing else changes; or until all of them go on from their logs."""
         self._rollback: _Rollback | None = None
         self._previous = ""
         self._changed = asyncio.Event()
@@ -248,9 +252,10 @@ class Conductor:
         for number in list(self._open):
             self.abort(number, "a rollback began")
         self.incarnation += 1
-        self._lost = self._stale = False
+        self._lost, self._stale = {}, False
         for name, seat in self._seats.items():
             seat.accepted = 0
+            seat.stream_line, seat.streams = 0, ()
             seat.agents = (placement or {}).get(name, seat.agents)
         self._make_topology()
         manifest = self.manifests.get(epoch)
@@ -297,10 +302,9 @@ class Conductor:
 
     def lose(self, participant: str) -> None:
         """A participant's process has died. The others keep their topology: a rollback comes next."""
-        self._seats.pop(participant)
+        self._lost[participant] = self._seats.pop(participant)
         for number in list(self._open):
             self.abort(number, f"{participant} was lost")
-        self._lost = True
 
     # --- from participants --------------------------------------------------------------------------------------------
 
@@ -359,6 +363,15 @@ class Conductor:
             self._sessions += 1
             seat = self._seats[message.participant] = _Seat(message, self._sessions, line)
             self._stale = True
+            lost, resumes = self._lost.get(message.participant), message.resumes
+            if (
+                lost is not None
+                and resumes is not None
+                and (resumes.session, resumes.line) == (lost.session, lost.stream_line or lost.session)
+                and resumes.incarnation == self.incarnation
+            ):
+                seat.stream_line, seat.streams = resumes.line, resumes.streams
+                del self._lost[message.participant]
         seat.line = line
         line.say(
             Registered(
@@ -368,6 +381,7 @@ class Conductor:
                 lease_ns=self._lease_ns,
                 newest_epoch=self._epochs,
                 aborted_through=self._mark(),
+                line=seat.stream_line,
             )
         )
         member = self.topology.member(ParticipantId(message.participant))
@@ -480,6 +494,8 @@ class Conductor:
                 address=seat.register.address,
                 agents=seat.agents,
                 targets=seat.register.targets,
+                line=seat.stream_line,
+                streams=seat.streams,
             )
             for name, seat in sorted(self._seats.items())
         )

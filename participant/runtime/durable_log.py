@@ -23,6 +23,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -104,6 +105,8 @@ class DurableLog:
         self._life: Life | None = None
         self._waiting: list[bytes] = []
         self._waiting_bytes = 0
+        self._bounds: deque[int] = deque()
+        """Numbers of the last records of what is to be written as one; ascending."""
         self._next = _FIRST
         """Number of the next record that is appended."""
         self._base_due = True
@@ -200,6 +203,11 @@ class DurableLog:
         self._waiting_bytes += len(record)
         return number
 
+    def bind(self) -> None:
+        """What was appended since the last call is to be written as one batch: a torn tail takes all of it or nothing."""
+        if self._waiting and (not self._bounds or self._bounds[-1] < self._next - 1):
+            self._bounds.append(self._next - 1)
+
     def start_anew(self, records: list[bytes], *, first: int | None = None) -> int:
         """Have the log begin anew, with these records: what it holds until now does not count any more once they are durable.
 
@@ -246,12 +254,19 @@ class DurableLog:
             while count < len(records) and (not count or size + len(records[count]) <= LOG_BATCH_TARGET_BYTES):
                 size += len(records[count])
                 count += 1
+            bounds = self._bounds
+            while bounds and bounds[0] < first + count - 1:
+                bounds.popleft()
+            if bounds and first <= bounds[0] < first + len(records):
+                count = bounds.popleft() - first + 1
+                size = sum(len(record) for record in records[:count])
             self._waiting = records[count:]
             self._waiting_bytes -= size
             records = records[:count]
         else:
             self._waiting = []
             self._waiting_bytes = 0
+            self._bounds.clear()
         base, self._base_due = self._base_due, False
         return Job(records, first + len(records) - 1, base)
 

@@ -41,6 +41,16 @@ class GroupCommit:
         """Ascending by number."""
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._held = False
+
+    def hold(self) -> None:
+        """Write nothing until `release`: something is to be durable before."""
+        self._held = True
+
+    def release(self) -> None:
+        """Write what waits."""
+        self._held = False
+        self.start()
 
     def append(self, record: bytes) -> int:
         """See `DurableLog.append`; the write begins in this turn of the loop or when the one before is done."""
@@ -50,7 +60,7 @@ class GroupCommit:
 
     def start(self) -> None:
         """Have what waits written."""
-        if self._task is None and not self._closed and self.log.waiting:
+        if self._task is None and not self._closed and not self._held and self.log.waiting:
             self._task = asyncio.get_running_loop().create_task(self._run(), name=f"log {self.log.next - 1}")
 
     async def wait_durable(self, number: int) -> None:

@@ -16,7 +16,7 @@ from participant.capture import Capturer
 from participant.loading import load_agent, read_agent, split_envelopes
 from participant.restoring import Plan, Restoration, StateHash, in_flight, plan, renamed_bytes, renamed_delivery
 from participant.runtime.backoff import Backoff
-from participant.serializers import allow_pickle
+from participant.serializers import allow_own_pickle, allow_pickle
 from participant.state import CutClock
 from protocol.contents import decode_envelope, decode_tokens
 from protocol.digests import manifest_key, snapshot_key
@@ -60,6 +60,14 @@ class Loaded(NamedTuple):
     """Newest entry of this participant's input log that the epoch holds; None: it was no member of it."""
     input_tokens: Sequence[tuple[bytes, bytes]] = ()
     """Of this participant, and of those whose agents are here now."""
+
+
+class Own(NamedTuple):
+    """A participant's own part of an epoch, without what was in flight: its log has that."""
+
+    snapshot: LocalSnapshot
+    unrouted: tuple[Delivery, ...]
+    input_tokens: list[tuple[bytes, bytes]]
 
 
 class _Sources(NamedTuple):
@@ -188,6 +196,52 @@ class Loader:
         mine = sources.snapshots.get(self._participant)
         position = None if mine is None else mine.input_position or 0
         return Loaded(ordered, state.digest(), tuple(sources.unrouted), position, sources.tokens)
+
+    async def load_own(self, named: str, *, elapsed_ns: int) -> Own:
+        """Give the agents here what a local snapshot of this participant holds of them, as it was at the cut.
+
+        Args:
+            named: Its digest.
+            elapsed_ns: Wall time since the cut.
+
+        Raises:
+            ObjectCorrupt: An object is not what it must be.
+            ObjectMissing: It is gone.
+            RecoveryError: The code here does not fit the state.
+            StoreError: The store does not answer.
+        """
+        own = await self._retried(lambda: self._read_own(named))
+        allowed = allow_own_pickle() if self._allow_cloudpickle else None
+        reader = ChunkReader(self._store)
+        agents = own.snapshot.agents
+        for start in range(0, len(agents), BATCH_AGENTS):
+            batch = [(str(self._participant), agent) for agent in agents[start : start + BATCH_AGENTS]]
+            saved = await self._retried(partial(_read_batch, batch, reader))
+            for (_, snapshot), part in zip(batch, saved, strict=True):
+                self._host_of(snapshot.id).load(
+                    part.fields,
+                    state_version=snapshot.state_version,
+                    mailbox=part.mailbox,
+                    timers=[(left - elapsed_ns, data) for left, data in part.timers],
+                    outputs=part.outputs,
+                    journal=part.journal,
+                    questions=[_aged(question, elapsed_ns) for question in part.questions],
+                    dead=snapshot.dead,
+                    now=self._clock.now(),
+                    allowed=allowed,
+                )
+            await self._sleep(0)
+        return own
+
+    def _read_own(self, named: str) -> Own:
+        snapshot = self._read_snapshot(named)
+        reader = ChunkReader(self._store)
+        name = f"unrouted messages of {self._participant}"
+        held = split_envelopes(_join(reader, snapshot.unrouted), name)
+        tokens: list[tuple[bytes, bytes]] = []
+        for ref in snapshot.input_tokens or ():
+            tokens += decode_tokens(_join(reader, (ref,)), f"input tokens of {self._participant}")
+        return Own(snapshot, tuple((decode_envelope(data, name), data) for data in held), tokens)
 
     def _load_one(
         self,

@@ -274,6 +274,11 @@ def store_error(operation: str, path: str, error: OSError, *, definite: bool = T
     return StoreError(operation, path, error.strerror or str(error), errno_name=name, definite=definite)
 
 
+def replace_file(folder: Path, name: str, data: bytes) -> None:
+    """Have a file of this content under this name, durable, in place of one that is there; `OSError` as the system gives it."""
+    _create(folder, name, data, replace=True)
+
+
 def _make_folder(folder: Path) -> None:
     missing = []
     while not folder.is_dir():

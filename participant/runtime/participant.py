@@ -38,7 +38,9 @@ from participant.events import (
     OutputDiverged,
     OutputRefused,
     QuestionAsked,
+    ReleasedBeyond,
     Restored,
+    Resumed,
     SinkFailing,
     StepInDoubt,
     TurnDiverged,
@@ -56,6 +58,7 @@ from participant.machine_events import (
     EndParticipant,
     EnterTopology,
     EpochWanted,
+    ForgetResumed,
     FrameArrived,
     HaltAgents,
     KeepLocal,
@@ -63,6 +66,9 @@ from participant.machine_events import (
     LocalFailed,
     LocalPersisted,
     LocalProgressed,
+    LogReceived,
+    LogSent,
+    LogSynced,
     MessageIngested,
     PeerConnected,
     PeerDisconnected,
@@ -89,6 +95,7 @@ from participant.runtime.restorer import Restorer
 from participant.runtime.steps import StepRunner
 from participant.runtime.tasks import TaskSet
 from participant.runtime.threads import in_thread
+from participant.runtime.turn_keeper import TurnKeeper
 from participant.runtime.uploader import Uploader
 from participant.state import CutClock
 from protocol.consulting import AnswerQuestion, SettleEffect
@@ -131,8 +138,10 @@ if TYPE_CHECKING:
     from participant.runtime.clock import Cancellable
     from participant.runtime.effect_desk import AnswerResult, Settlement
     from participant.sinks.base import Sink
+    from participant.turnlog.writer import Committed
     from protocol.forks import Fork
-    from protocol.messages import FromCoordinator
+    from protocol.messages import FromCoordinator, Restore
+    from protocol.messages import Member as ClusterMember
     from protocol.outputs import Output
     from protocol.ports import ObjectStore, Transport
 
@@ -235,6 +244,10 @@ class Participant:
         self.record_ns_max = 0
         """Longest that a cut has held the loop, nanoseconds."""
         self._restored_epoch = 0
+        self._restored_order: Restore | None = None
+        self._turns: TurnKeeper | None = None
+        """Their log, with durability ``turn``."""
+        self._turns_recovered = 0
         self._renames: dict[str, str] = {}
         self._factories = _factories(takes)
         classes = [each for each in self._factories.values() if isinstance(each, type)]
@@ -255,6 +268,9 @@ class Participant:
             AnnounceEpoch: self._announce_epoch,
             SendControl: self._send_control,
             EnterTopology: self._enter_topology,
+            LogReceived: self._log_received,
+            LogSent: self._log_sent,
+            ForgetResumed: self._forget_resumed,
             HaltAgents: self._halt_agents,
             PersistIncarnation: self._persist_incarnation,
             RestoreLocal: self._restore_local,
@@ -309,7 +325,7 @@ class Participant:
             self._hosts,
             cluster=config.cluster,
             participant=self.id,
-            durability="epoch",
+            durability="turn" if config.durability == "turn" else "epoch",
             clock=self._clock,
             tasks=self._tasks,
             sink=self,
@@ -336,6 +352,10 @@ class Participant:
                 allow_lost=config.allow_lost_input,
             )
             await self._intake.open()
+        if config.durability == "turn":
+            assert folder is not None, "the configuration was checked"
+            self._turns = TurnKeeper(folder, cluster=config.cluster, participant=self.id, sink=self, tasks=self._tasks)
+            self._pump.log_turns = self._log_turns
         self._restorer = Restorer(
             self._hosts,
             factories=self._factories,
@@ -346,6 +366,7 @@ class Participant:
             outlet=self._outlet,
             intake=self._intake,
             folder=folder,
+            turns=self._turns,
             store=store,
             keys=keys,
             cluster=config.cluster_name,
@@ -358,6 +379,8 @@ class Participant:
         self._wire = self._given_wire or self._make_wire(keys)
         self._started = True
         try:
+            if self._turns is not None:
+                await self._recover_turns()
             await self._wire.start(self)
             await self._control.start(self)
         except BaseException:
@@ -471,6 +494,8 @@ class Participant:
         if refusal is not None:
             raise refusal
         self._ingested += 1
+        if self._turns is not None:
+            self._turns.taken(0, data)
         self._step(MessageIngested((envelope, data)))
         if self._closed and self._failure is not None:
             raise self._failure
@@ -647,6 +672,70 @@ class Participant:
             self._outputs_news.clear()
             await self._outputs_news.wait()
 
+    # --- the log of turns ---------------------------------------------------------------------------------------------
+
+    async def _recover_turns(self) -> None:
+        """Before it is registered: the agents as the log has them."""
+        recovered = await self._restorer.recover()
+        if recovered is None:
+            return
+        base = recovered.base
+        self._turns_recovered = recovered.turns
+        self._restored_epoch = base.epoch
+        self._machine.resume(
+            session=base.session,
+            line=base.line,
+            incarnation=base.incarnation,
+            streams=recovered.streams,
+            unrouted=recovered.unrouted,
+        )
+
+    def _log_turns(self, turns: list[Committed]) -> None:
+        assert self._turns is not None, "turns are logged"
+        self._turns.turns(turns, self._machine)
+
+    def _log_received(self, effect: LogReceived) -> None:
+        assert self._turns is not None, "turns are logged"
+        self._turns.received(effect)
+
+    def _log_sent(self, effect: LogSent) -> None:
+        assert self._turns is not None, "turns are logged"
+        self._turns.sent(effect)
+
+    def _forget_resumed(self, effect: ForgetResumed) -> None:
+        log.warning("%s: session %d does not go on from the log of turns", self.id, self._machine.session)
+        self._restorer.forget()
+        self._restored_epoch = self._turns_recovered = 0
+
+    def turns_durable(self, number: int) -> None:
+        """From the keeper: what the log covers up to this number may leave."""
+        assert self._turns is not None, "turns are logged"
+        through = self._turns.outputs_through(number)
+        if through:
+            self._outlet.logged(through)
+        self._step(LogSynced(number))
+
+    def turns_failed(self, error: SnapshotError) -> None:
+        """From the keeper: nothing more can be logged."""
+        self._end(error)
+
+    async def _tell_released(self, epoch: int) -> None:
+        """What had left before a rollback and is no part of its epoch: it stays, whatever is done again."""
+        agents = [*self._agents, *(host.agent for host in self._hosts)]
+        asked = Inspect(session=self._machine.session, request=0, epoch=epoch)
+        try:
+            found = await inspect(asked, agents=agents, factories=self._factories, sinks=self._sinks, steps=self._steps)
+        except SnapshotError as error:
+            log.warning("%s: what had been released beyond epoch %d cannot be listed: %s", self.id, epoch, error)
+            return
+        if not (found.outputs or found.effects or found.notes):
+            return
+        listed = "; ".join(
+            f"{each.kind} of {each.agent} to {each.place}: {each.token}" for each in (*found.outputs, *found.effects)
+        )
+        log.warning("%s: released beyond epoch %d, and not taken back: %s", self.id, epoch, listed)
+        self._tell(ReleasedBeyond(epoch=epoch, outputs=found.outputs, effects=found.effects, notes=found.notes))
+
     # --- machine and loop ---------------------------------------------------------------------------------------------
 
     def _step(self, event: Event) -> None:
@@ -680,7 +769,9 @@ class Participant:
         try:
             more = self._pump.run()
             machine = self._machine
-            if machine.flush_wanted:
+            if machine.flush_wanted or self._turns is not None:
+                if self._turns is not None:
+                    self._turns.tick(machine, self._outlet)
                 self._carry_out(machine.flush(self._clock.now()))
         except Exception as error:  # noqa: BLE001 - a bug of ours: going on would be guessing
             self._task_failed(error)
@@ -714,6 +805,11 @@ class Participant:
 
     def turn_failed(self, outcome: DeadLettered | Stopped) -> None:
         """From the pump: a message was put aside, or an agent stopped."""
+        if self._turns is not None:
+            self._turns.ended(outcome)
+        self._say_failed(outcome)
+
+    def _say_failed(self, outcome: DeadLettered | Stopped) -> None:
         if isinstance(outcome, DeadLettered):
             self._dead_letters.add(outcome)
             log.warning("agent %s: dead letter of type %a: %s", outcome.agent, outcome.message.type, outcome.reason)
@@ -820,6 +916,8 @@ class Participant:
             kinds=tuple(sorted(self._factories)),
             takes_input=True,
             dry_run=self.dry_run,
+            durability=self.config.durability,
+            resumes=self._machine.resumption if not self._machine.session else None,
         )
 
     def heartbeat_message(self) -> Heartbeat | None:
@@ -902,6 +1000,17 @@ class Participant:
 
     def local_persisted(self, event: LocalPersisted) -> None:
         """From the uploader: a part is durable."""
+        if self._turns is None:
+            self._step(event)
+        else:
+            self._turns.persisted(event.epoch, event.snapshot)
+            self._tasks.spawn(self._local_covered(self._turns, event), name=f"log up to epoch {event.epoch}")
+
+    async def _local_covered(self, turns: TurnKeeper, event: LocalPersisted) -> None:
+        try:
+            await turns.covered()
+        except SnapshotError:
+            return  # the keeper has said so
         self._step(event)
 
     def local_failed(self, event: LocalFailed) -> None:
@@ -948,6 +1057,8 @@ class Participant:
         began = self._clock.now()
         position = 0 if self._intake is None else self._intake.cut(effect.epoch)
         tokens = () if self._intake is None else self._intake.tokens()
+        if self._turns is not None:
+            self._turns.cut(effect.epoch)
         self._uploader.freeze(effect, began, input_position=position, input_tokens=tokens)
         self._outlet.cut(effect.epoch)
         self.record_ns_max = max(self.record_ns_max, self._clock.now() - began)
@@ -958,12 +1069,16 @@ class Participant:
     def _drop_local(self, effect: DropLocal) -> None:
         self._uploader.drop(effect.epoch)
         self._outlet.dropped(effect.epoch)
+        if self._turns is not None:
+            self._turns.dropped(effect.epoch)
         if self._intake is not None:
             self._intake.dropped(effect.epoch)
 
     def _keep_local(self, effect: KeepLocal) -> None:
         self._uploader.keep(effect.epoch)
         self._outlet.committed(effect.epoch)
+        if self._turns is not None:
+            self._turns.committed(effect.epoch)
         if self._intake is not None:
             self._intake.committed(effect.epoch)
 
@@ -985,22 +1100,40 @@ class Participant:
         self._wire.set_peers({str(peer): address for peer, address in effect.peers.items()})
         topology = effect.topology
         if effect.first:
-            if not effect.restored:
-                member = topology.member(self.id)
-                assert member is not None, "a topology without us"
+            member = topology.member(self.id)
+            assert member is not None, "a topology without us"
+            if not effect.restored and not effect.resumed:
                 self._restorer.start(member)
+            if self._turns is not None:
+                self._begin_turns(self._turns, effect, member)
             self._pump.start()
             if self._intake is not None:
-                self._let_input_in(self._intake, restored=effect.restored)
+                self._let_input_in(self._intake, restored=effect.restored or effect.resumed)
+            if effect.resumed:
+                self._tell(Resumed(session=self._machine.session, turns=self._turns_recovered))
             if effect.restored:
                 if self._steps is not None:
                     self._steps.rolled_back(self._restored_epoch)
                 self._tell(Restored(epoch=self._restored_epoch, incarnation=self._machine.incarnation))
+        if self._turns is not None:
+            self._turns.streams(effect.lines)
         self._outlet.enter(self._machine.incarnation, self._machine.session)
         self._tell(
             Member(session=self._machine.session, topology=topology.version, participants=topology.participants())
         )
         self._member.set()
+
+    def _begin_turns(self, turns: TurnKeeper, effect: EnterTopology, member: ClusterMember) -> None:
+        """Log turns from here on: before the first of them."""
+        incarnation, session = self._machine.incarnation, self._machine.session
+        if effect.resumed:
+            turns.go_on(self._hosts, incarnation=incarnation, session=session)
+            self._outlet.restored(self._hosts, epoch=self._restored_epoch)
+        elif effect.restored:
+            turns.start_over(self._hosts, incarnation=incarnation, session=session, order=self._restored_order)
+            self._tasks.spawn(self._tell_released(self._restored_epoch), name="what was released beyond the epoch")
+        else:
+            turns.start_over(self._hosts, incarnation=incarnation, session=session, fresh=member.fresh)
 
     def _let_input_in(self, intake: Intake, *, restored: bool) -> None:
         """What came after the epoch's cut enters again, then what is new; a cut may be taken before either has begun."""
@@ -1039,6 +1172,9 @@ class Participant:
         """From the intake: it is durable. What comes again may be for an agent that has another name by now."""
         if self._renames:
             delivery = renamed_delivery(delivery, self._renames)
+        if self._turns is not None:
+            assert self._intake is not None, "input comes from somewhere"
+            self._turns.taken(self._intake.position, delivery[1])
         self._step(MessageIngested(delivery))
 
     def _halt_agents(self, effect: HaltAgents) -> None:
@@ -1051,6 +1187,7 @@ class Participant:
 
     def _restore_local(self, effect: RestoreLocal) -> None:
         self._restored_epoch = effect.order.epoch
+        self._restored_order = effect.order
         self._renames = dict(effect.order.renames)
         self._restorer.restore(effect.order)
 
@@ -1067,7 +1204,7 @@ class Participant:
         letter = DeadLettered(
             agent=envelope.target, message=envelope, data=data, reason=effect.reason, attempts=0, at=self._clock.now()
         )
-        self.turn_failed(letter)
+        self._say_failed(letter)
 
     def _end_participant(self, effect: EndParticipant) -> None:
         if effect.reason:
@@ -1116,6 +1253,8 @@ class Participant:
         await self._outlet.close()
         if self._intake is not None:
             await self._intake.close()
+        if self._turns is not None:
+            await self._turns.close()
         if self._steps is not None:
             await self._steps.close()
 
@@ -1162,6 +1301,7 @@ class Participant:
             recording_bytes_max=self.config.recording_bytes_max,
             entered=entered,
             has_disk=self.config.local is not None,
+            logged=self.config.durability == "turn",
         )
 
     def _make_steps(self, folder: LocalFolder | None) -> StepRunner | None:

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from participant.failure import DeadLettered, Parked, RetryAfter, Stopped
 from participant.state import TURN_CONTEXT
+from participant.turnlog.writer import Committed
 from protocol.limits import TURN_SLICE_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from participant.host import AgentHost, Turn, TurnResult
     from participant.machine_events import Delivery
@@ -110,6 +111,9 @@ class Pump:
         self._ready: deque[_Runner] = deque()
         self._sends: list[Delivery] = []
         """Of turns that have committed and were not handed in yet. Empty between two callbacks of the loop."""
+        self.log_turns: Callable[[list[Committed]], None] | None = None
+        """Told of turns, before their sends are handed in; None: they are not logged."""
+        self._unlogged: list[Committed] = []
         self._wakes: list[tuple[int, int, _Runner]] = []
         self._wake_ordinal = 0
         self._timer: Cancellable | None = None
@@ -202,6 +206,10 @@ class Pump:
 
     def _hand_in(self) -> None:
         """Give the sends of committed turns to the machine; may deliver to agents here."""
+        if self._unlogged:
+            turns, self._unlogged = self._unlogged, []
+            assert self.log_turns is not None, "turns are logged"
+            self.log_turns(turns)
         if self._sends:
             sends, self._sends = self._sends, []
             self._sink.turn_committed(sends)
@@ -225,6 +233,7 @@ class Pump:
         self._running = False
         self._ready.clear()
         self._sends.clear()
+        self._unlogged.clear()
         self._wakes.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -282,6 +291,7 @@ class Pump:
         if isinstance(turn, DeadLettered):
             self.mailbox_bytes -= size
             self.turns_failed += 1
+            self._hand_in()
             self._sink.turn_failed(turn)
             return True
         # Whoever drives this is in no turn, before and after: what the user's code starts meanwhile belongs to this one.
@@ -300,12 +310,14 @@ class Pump:
         else:
             self.mailbox_bytes -= size
             self.turns += 1
-            self._committed(runner, result)
+            self._committed(runner, turn, result)
         finally:
             TURN_CONTEXT.reset(outside)
         return True
 
-    def _committed(self, runner: _Runner, result: TurnResult) -> None:
+    def _committed(self, runner: _Runner, turn: Turn, result: TurnResult) -> None:
+        if self.log_turns is not None:
+            self._unlogged.append(Committed(turn.envelope, turn.context.attempt, result))
         sends, due, requests, outputs = result[:4]
         if sends:
             self._sends += sends
@@ -328,6 +340,8 @@ class Pump:
             return
         if isinstance(outcome, DeadLettered):
             self.mailbox_bytes -= len(outcome.data)
+        # What other turns did before comes first in the log.
+        self._hand_in()
         self._sink.turn_failed(outcome)
 
     # --- time ---------------------------------------------------------------------------------------------------------
@@ -446,7 +460,7 @@ class Pump:
         else:
             self.mailbox_bytes -= size
             self.turns += 1
-            self._committed(runner, result)
+            self._committed(runner, turn, result)
             self._hand_in()
         self._enqueue(runner)
         if runner.host.timers:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from participant.runtime.outlet import Outlet
     from participant.runtime.pump import Pump
     from participant.runtime.tasks import TaskSet
+    from participant.runtime.turn_keeper import Recovered, TurnKeeper
     from participant.runtime.uploader import Uploader
     from participant.state import CutClock
     from protocol.ids import ClusterName, ParticipantId
@@ -67,6 +68,7 @@ class Restorer:
         outlet: Outlet,
         intake: Intake | None,
         folder: LocalFolder | None,
+        turns: TurnKeeper | None = None,
         store: ObjectStore,
         keys: ClusterKeys,
         cluster: ClusterName,
@@ -87,6 +89,7 @@ class Restorer:
             uploader: Of their epochs.
             outlet: Of their outputs.
             intake: Of outside input; None: nothing is kept of it.
+            turns: Their log; None: turns are not logged.
             folder: Where the incarnation is kept; None: nowhere.
             store: Of the cluster.
             keys: Of the cluster.
@@ -106,6 +109,7 @@ class Restorer:
         self._outlet = outlet
         self._intake = intake
         self._folder = folder
+        self._turns = turns
         self._cluster = cluster
         self._participant = participant
         self._clock = clock
@@ -138,6 +142,38 @@ class Restorer:
         if self._loading is not None:
             self._loading.cancel()
         self._pump.halt()
+        if self._turns is not None:
+            self._turns.halt()
+
+    async def recover(self) -> Recovered | None:
+        """Bring the agents to where their log ends; None: there is none that is any good, and they are as they began.
+
+        Raises:
+            StoreError: Store or disk do not work.
+            FencedError: A later life has the folder.
+        """
+        assert self._turns is not None, "turns are logged"
+        recovered = await self._turns.recover(
+            {host.id: host for host in self._hosts},
+            loader=self._loader,
+            start_fresh=lambda host, fresh: host.start_fresh(self._cluster, fresh),
+            allowed=allow_own_pickle() if self._allow_cloudpickle else None,
+            now=self._clock.now,
+        )
+        if recovered is None:
+            if self._turns.disturbed:
+                self.forget()
+        else:
+            self.input_position, self.input_tokens = recovered.input_position, recovered.input_tokens
+        return recovered
+
+    def forget(self) -> None:
+        """The agents are as they began."""
+        self.input_position, self.input_tokens = None, ()
+        allowed = allow_own_pickle() if self._allow_cloudpickle else None
+        for host in self._hosts:
+            self._beginnings[host.id].load(host, now=self._clock.now(), allowed=allowed)
+            host.turns = 0
 
     def persist(self, incarnation: int, session: int) -> None:
         """Put this life's incarnation onto the disk, and tell the machine."""
@@ -181,6 +217,8 @@ class Restorer:
             self._outlet.check(loaded.hosts)
             if self._intake is not None:
                 await self._intake.check(epoch=order.epoch, position=loaded.input_position)
+            if self._turns is not None:
+                await self._turns.wait_idle()
         except SnapshotError as error:
             self._failed(order, failure_kind(error), str(error))
         except Exception as error:  # an agent's own restore() or factory may raise anything

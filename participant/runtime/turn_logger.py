@@ -84,6 +84,8 @@ class TurnLogger:
         after: int = 0,
         received: Mapping[str, int] | None = None,
         sent: Mapping[str, int] | None = None,
+        lines: Mapping[str, int] | None = None,
+        unrouted: Iterable[bytes] = (),
         allowed: PickleAllowed | None = None,
         now: int,
     ) -> Replayed:
@@ -94,6 +96,8 @@ class TurnLogger:
             after: The epoch's position.
             received: Incoming channel -> position at the epoch's cut.
             sent: Outgoing channel -> position at the epoch's cut.
+            lines: Peer -> its line at the epoch's cut.
+            unrouted: Encoded envelopes that waited for an agent to appear.
             allowed: The right to unpickle.
             now: Driver time.
 
@@ -102,7 +106,7 @@ class TurnLogger:
             RecoveryError: A record does not fit these agents.
             StoreError: Somebody else's log, or the system's error.
         """
-        replay = Replay(hosts, received=received, sent=sent, allowed=allowed)
+        replay = Replay(hosts, received=received, sent=sent, lines=lines, unrouted=unrouted, allowed=allowed)
         for batch in self.log.recover(after=after):
             replay.batch(batch.body, batch.first, after=after)
         return replay.finish(now, time_ns())
@@ -111,6 +115,43 @@ class TurnLogger:
         """Log turns of these agents from now on, behind what was recovered."""
         self.log.begin(life)
         self._begin(life, hosts)
+
+    def read(self) -> None:
+        """Know where the log ends, and nothing of what it holds. Blocks.
+
+        Raises:
+            CorruptLog: It cannot be read; `discard` it.
+            StoreError: Somebody else's log, or the system's error.
+        """
+        for _ in self.log.recover():
+            pass
+
+    def hold(self) -> None:
+        """Write nothing until `release`."""
+        self._group.hold()
+
+    def release(self) -> None:
+        """Write what waits."""
+        self._group.release()
+
+    async def wait_idle(self) -> None:
+        """Until nothing is being written."""
+        await self._group.wait_idle()
+
+    def start_over(self, life: Life, hosts: Iterable[AgentHost]) -> int:
+        """As `begin_anew`, without waiting for it, behind all that was logged; nothing may wait or be under way.
+
+        Returns:
+            The position behind which the log begins anew.
+        """
+        position = self.position
+        self.log.begin(life)
+        self.writer = TurnLogWriter()
+        self._begin(life, hosts)
+        self.log.start_anew(self.writer.take(), first=position + 1)
+        self.log.bind()
+        self._group.start()
+        return position
 
     async def begin_anew(self, life: Life, hosts: Iterable[AgentHost], *, after: int) -> None:
         """Log turns of these agents from now on, behind an epoch: what had been logged after its position has not happened.
@@ -131,6 +172,8 @@ class TurnLogger:
         """Have everything that the writer holds written; returns the number to wait for."""
         for record in self.writer.take():
             self._group.append(record)
+        # Which of several turns came first is in none of them: all are there, or none.
+        self.log.bind()
         return self.log.next - 1
 
     async def wait_durable(self, number: int) -> None:

@@ -99,7 +99,11 @@ class PositionRecord(msgspec.Struct, array_like=True, tag=4, gc=False):
 
 
 class SentRecord(msgspec.Struct, array_like=True, tag=5, gc=False):
-    """An outgoing channel has come to this number with something that is no message: a marker."""
+    """An outgoing channel has come to this number with something that no turn sent.
+
+    A marker; or a message from outside or from another channel, or one that had waited for an agent to appear: it was logged
+    before, as taken, received or sent.
+    """
 
     target: str
     number: int
@@ -139,6 +143,13 @@ class DeliveredRecord(msgspec.Struct, array_like=True, tag=9, gc=False):
     """Their ids."""
 
 
+class StreamRecord(msgspec.Struct, array_like=True, tag=10, gc=False):
+    """Channels to and from a peer are these streams from here on: where its line is another, they begin anew."""
+
+    peer: str
+    line: int
+
+
 Record: TypeAlias = (
     TurnRecord
     | EndedRecord
@@ -149,6 +160,7 @@ Record: TypeAlias = (
     | LifeRecord
     | TakenRecord
     | DeliveredRecord
+    | StreamRecord
 )
 
 encode_record = msgspec.msgpack.Encoder().encode

@@ -30,11 +30,13 @@ from participant.turnlog.records import (
     PositionRecord,
     ReceivedRecord,
     SentRecord,
+    StreamRecord,
     TakenRecord,
     TurnRecord,
     decode_records,
 )
 from protocol.errors import RecoveryError
+from protocol.items import KIND_MESSAGE, item_kind, message_payload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -45,8 +47,8 @@ if TYPE_CHECKING:
 
 
 Unacknowledged: TypeAlias = tuple[int, bytes, bool]
-"""Something that was sent, and is to be sent again unless its receiver has it: its number; the encoded envelope of a message, the
-encoded item of a marker; whether it is a message. A plain tuple: there may be many."""
+"""Something that was sent, and is to be sent again unless its receiver has it: its number; the encoded envelope of a turn's message,
+or an encoded item; whether it is the former. A plain tuple: there may be many."""
 
 
 class Replayed(NamedTuple):
@@ -66,6 +68,8 @@ class Replayed(NamedTuple):
     """Agent and output, in order: emitted, and not known to have reached their sinks."""
     input_position: int
     """Of the input log: everything up to it has been taken in."""
+    lines: dict[str, int]
+    """Peer -> its line, whose streams these positions are of."""
     last: LifeRecord | None
     """The last life that wrote; None: none did."""
 
@@ -93,6 +97,8 @@ class Replay:
         hosts: By agent; with the epoch's state, before their first turn.
         received: Incoming channel -> position at the epoch's cut.
         sent: Outgoing channel -> position at the epoch's cut.
+        lines: Peer -> its line at the epoch's cut.
+        unrouted: Encoded envelopes that waited for an agent to appear at the epoch's cut.
         allowed: The right to unpickle, where an agent keeps its state with cloudpickle.
     """
 
@@ -102,8 +108,11 @@ class Replay:
         *,
         received: Mapping[str, int] | None = None,
         sent: Mapping[str, int] | None = None,
+        lines: Mapping[str, int] | None = None,
+        unrouted: Iterable[bytes] = (),
         allowed: PickleAllowed | None = None,
     ) -> None:
+        self._lines = dict(lines or {})
         self._hosts = {agent: _Host(host) for agent, host in hosts.items()}
         self._allowed = allowed
         self._turns = 0
@@ -112,7 +121,7 @@ class Replay:
         self._flying: dict[str, list[Send | tuple[int, bytes]]] = {}
         """Outgoing channel -> sends, and number and item of markers, in order."""
         self._acknowledged: dict[str, int] = {}
-        self._unrouted: list[bytes] = []
+        self._unrouted: list[bytes] = list(unrouted)
         self._outputs: dict[bytes, tuple[str, EmittedOutput]] = {}
         self._timers: dict[bytes, tuple[str, int, int, bytes]] = {}
         """Timers that logged turns set, by message id: agent, wall clock of setting, delay, encoded envelope."""
@@ -184,6 +193,7 @@ class Replay:
             unrouted=self._unrouted,
             outputs=list(self._outputs.values()),
             input_position=self._input_position,
+            lines=self._lines,
             last=self._last,
         )
 
@@ -283,6 +293,8 @@ class Replay:
             case PositionRecord():
                 self._received[record.source] = max(record.number, self._received.get(record.source, 0))
             case SentRecord():
+                if item_kind(record.item) == KIND_MESSAGE:
+                    self._leaves(decode_envelope(message_payload(record.item)).id)
                 self._flying.setdefault(record.target, []).append((record.number, record.item))
             case AcknowledgedRecord():
                 self._acknowledged[record.target] = max(record.number, self._acknowledged.get(record.target, 0))
@@ -291,10 +303,22 @@ class Replay:
                     self._outputs.pop(identity, None)
             case EndedRecord():
                 self._ended(record)
+            case StreamRecord():
+                if self._lines.get(record.peer) != record.line:
+                    self._lines[record.peer] = record.line
+                    for positions in (self._received, self._sent, self._flying, self._acknowledged):
+                        positions.pop(record.peer, None)
             case LifeRecord():
                 self._begun(record)
             case _:
                 raise RecoveryError(f"the log holds a {type(record).__name__}, and it is not known what that is")
+
+    def _leaves(self, identity: bytes) -> None:
+        """A message that waited for a way has found one."""
+        for index, data in enumerate(self._unrouted):
+            if decode_envelope(data).id == identity:
+                del self._unrouted[index]
+                return
 
     def _ended(self, record: EndedRecord) -> None:
         agent = self._agent(record.agent)

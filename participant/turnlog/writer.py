@@ -24,6 +24,7 @@ from participant.turnlog.records import (
     PositionRecord,
     ReceivedRecord,
     SentRecord,
+    StreamRecord,
     TakenRecord,
     TurnRecord,
     encode_record,
@@ -32,11 +33,20 @@ from participant.turnlog.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from participant.host import TurnResult
     from participant.turnlog.records import Change
     from protocol.journal import FinishedStep
     from protocol.messages import Envelope
 
 _LOGGED = -1
+
+
+class Committed(NamedTuple):
+    """A turn that committed, for the log."""
+
+    envelope: Envelope
+    attempt: int
+    result: TurnResult
 
 
 class _Origin(NamedTuple):
@@ -154,6 +164,15 @@ class TurnLogWriter:
         """Something that is no message took a number of an outgoing channel."""
         self._waiting.append(encode_record(SentRecord(target, number, item)))
 
+    def passed_on(self, identity: bytes) -> None:
+        """A message that was received is not for an agent here: it left again, and `sent` says where to."""
+        self._origins.pop(identity, None)
+
+    def stream(self, peer: str, line: int) -> None:
+        """Channels to and from this peer are streams of its line."""
+        self._waiting.append(encode_record(StreamRecord(peer, line)))
+        self._positions.pop(peer, None)
+
     def acknowledged(self, target: str, number: int) -> None:
         """A peer has everything up to this number for good."""
         self._waiting.append(encode_record(AcknowledgedRecord(target, number)))
@@ -161,6 +180,11 @@ class TurnLogWriter:
     def delivered(self, outputs: Iterable[bytes]) -> None:
         """Sinks have these outputs for good."""
         self._waiting.append(encode_record(DeliveredRecord(list(outputs))))
+
+    @property
+    def waiting(self) -> bool:
+        """There is something to take."""
+        return bool(self._waiting)
 
     def take(self) -> list[bytes]:
         """What is to be appended now, in order."""
@@ -173,7 +197,8 @@ class TurnLogWriter:
                 continue
             identity, record = waiting
             records.append(encode_record(record))
-            self._origins[identity] = _Origin(record.source, record.number, _LOGGED)
+            if identity in self._origins:
+                self._origins[identity] = _Origin(record.source, record.number, _LOGGED)
         self._waiting = []
         return records
 

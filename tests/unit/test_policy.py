@@ -48,6 +48,7 @@ def test_document_and_settings_are_the_same():
         "max_rollbacks": 4,
         "rollback_window_ms": 5,
         "fallback": "refuse",
+        "durability": "turn",
     }
     settings = PolicySettings.from_document(document)
     assert settings.interval_ns == 7_000_000
