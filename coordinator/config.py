@@ -371,7 +371,7 @@ def _text(name: str, value: object) -> str:
 
 
 def _number_or_text(name: str, key: str, value: object) -> Any:  # noqa: ANN401 (checked at construction)
-    if key in {"kind", "recovery"} or not isinstance(value, str):
+    if key in {"kind", "recovery", "fallback", "durability"} or not isinstance(value, str):
         return value
     try:
         return int(value)

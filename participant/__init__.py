@@ -73,7 +73,6 @@ __all__ = [
     "QuestionAsked",
     "QuestionExpired",
     "ReleasedBeyond",
-    "ReleasedBeyond",
     "Restoration",
     "Restored",
     "Resumed",

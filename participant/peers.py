@@ -156,10 +156,18 @@ class Peer:
             self.waiting_bytes = 0
         elif self.sending is None:
             self.sending = self.limits.sending(self.outgoing)
+            self._close_gate()
         if not receives:
             self.receiving = None
         elif self.receiving is None:
             self.receiving = self.limits.receiving(self.incoming)
+            self._close_gate()
+
+    def _close_gate(self) -> None:
+        """A stream begins: none of its numbers has been logged."""
+        if self.may_leave != ALL:
+            self.may_leave = self.may_acknowledge = self.acknowledged = 0
+            self.gates.clear()
 
     def resume(self, streams: ResumedStreams, now: Instant) -> None:
         """Have both ends go on where our log ends; for a peer that was just made. All of it is durable."""

@@ -54,6 +54,9 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True):
     """Timers that run on."""
     overdue: int = 0
     """Timers that were due meanwhile: their messages come at once, behind the others."""
+    session: int = 0
+    """With durability ``turn``, this participant alone went on from its log, with this session, and nothing was undone: turns of
+    the log are in the agent's state. 0: everybody went back to the epoch."""
     was: str = ""
     """Its name in the epoch, where that was another one."""
 
@@ -158,6 +161,8 @@ def renamed_bytes(data: bytes, renames: Mapping[str, str], name: str) -> bytes:
 def restored_message(agent: AgentId, cluster: str, what: Restoration) -> Delivery:
     """The message that has `on_restored` called, as the first turn."""
     text = f"{RESTORED_TYPE}\0{cluster}\0{agent}\0{what.incarnation}"
+    if what.session:
+        text += f"\0{what.session}"
     identity = blake3(text.encode()).digest(length=MESSAGE_ID_BYTES)
     envelope = Envelope(identity, agent, agent, RESTORED_TYPE, 1, msgspec.msgpack.encode(what))
     return envelope, encode_envelope(envelope)

@@ -61,6 +61,8 @@ POINTS: Final[Mapping[str, str]] = {
     "log.before_rotate": "A batch is about to be written as the first of a new segment.",
     "log.after_rotate": "A new segment is durable, with its first batch and under its name; nobody has been told.",
     "log.before_truncate": "Segments that a committed epoch covers are about to be deleted.",
+    "turns.before_replay": "The log of turns is about to be applied to agents as its base has them.",
+    "turns.base_written": "The log of turns is to be applied to a newer epoch; what that covers is about to be deleted.",
     # Participant: outputs and outside input.
     "output.before_deliver": "Released outputs are about to be given to their sink.",
     "output.after_deliver": "A sink has taken outputs for good; the outbox does not know.",

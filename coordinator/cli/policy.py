@@ -52,6 +52,11 @@ def show(session: Session) -> None:
     type=click.Choice(["newest-good", "refuse"]),
     help="Where the epoch to go back to is damaged: an older one, or an operator has to say.",
 )
+@click.option(
+    "--durability",
+    type=click.Choice(["epoch", "turn"]),
+    help="What a crash costs: everybody goes back, or one goes on from its log. Only while no participant is there.",
+)
 @looks_at_cluster
 def set_policy(
     session: Session,
@@ -67,6 +72,7 @@ def set_policy(
     max_rollbacks: int | None,
     rollback_window: int | None,
     fallback: str | None,
+    durability: str | None,
 ) -> None:
     """Change some of it; what is not named stays as it is."""
     changes = {
@@ -81,6 +87,7 @@ def set_policy(
         "max_rollbacks": max_rollbacks,
         "rollback_window_ms": rollback_window,
         "fallback": fallback,
+        "durability": durability,
     }
     changes = {name: value for name, value in changes.items() if value is not None}
     if not changes:

@@ -563,6 +563,7 @@ class Ledger(RollbackRules):
             or resumption.session not in (known.session, known.resumed_from)
             or tuple(sorted(set(command.agents))) != known.agents
             or known.adopted
+            or (None if command.targets is None else tuple(sorted(set(command.targets)))) != known.targets
             or any(agent in self.state.adoptions for agent in command.agents)
         ):
             return None

@@ -81,7 +81,7 @@ from participant.machine_events import (
     TimerFired,
     TurnCommitted,
 )
-from participant.restoring import renamed_delivery
+from participant.restoring import Restoration, renamed_delivery
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.consulting import ConsultDesk
 from participant.runtime.control import Control, ControlClient
@@ -1128,6 +1128,19 @@ class Participant:
         incarnation, session = self._machine.incarnation, self._machine.session
         if effect.resumed:
             turns.go_on(self._hosts, incarnation=incarnation, session=session)
+            now = self._clock.now()
+            for host in self._hosts:
+                overdue = sum(timer[0] <= now for timer in host.timers)
+                what = Restoration(
+                    epoch=self._restored_epoch,
+                    incarnation=incarnation,
+                    host=self.id,
+                    waiting=len(host.mailbox),
+                    timers=len(host.timers) - overdue,
+                    overdue=overdue,
+                    session=session,
+                )
+                host.come_back(self.config.cluster, what, ())
             self._outlet.restored(self._hosts, epoch=self._restored_epoch)
         elif effect.restored:
             turns.start_over(self._hosts, incarnation=incarnation, session=session, order=self._restored_order)

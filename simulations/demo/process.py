@@ -45,7 +45,9 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """(name, tokens) of a scripted run's servers."""
     targets: tuple[str, ...] | None = None
     local: str = ""
-    """Folder for what it remembers over restarts: incarnation, effect ledger."""
+    """Folder for what it remembers over restarts: incarnation, effect ledger, log of turns."""
+    durability: str = "epoch"
+    """The cluster's: ``epoch`` or ``turn``."""
     bank: str = ""
     """Where orders are charged."""
     careless: bool = False
@@ -125,6 +127,7 @@ async def run(spec: Spec) -> int:
             secret_file=spec.secret_file,
             targets=spec.targets,
             local=spec.local or None,
+            durability=spec.durability,
             messages=[tokens.Send] if spec.servers else [bank.Delivered, bank.Order, bank.Transfer],
         ) as participant,
         asyncio.TaskGroup() as group,

@@ -129,6 +129,7 @@ async def run(spec: OddSpec) -> None:
         listen=spec.listen,
         advertise=spec.advertise,
         local=spec.local or None,
+        durability=spec.durability,
         takes=spec.factories(),
         messages=[bank.Delivered, bank.Order, bank.Tick, bank.Transfer, *odd_agents.MESSAGES.values()],
     ) as participant:

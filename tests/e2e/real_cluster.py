@@ -130,6 +130,7 @@ class RealCluster(LocalCluster):
                 advertise=advertise,
                 local=str(self.folder / "local"),
                 takes=self.takes,
+                durability=policy.get("durability", "epoch"),
             )
         await asyncio.gather(*(self.join(name) for name in self.specs))
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 import pytest
 
-from participant import Agent, Context, Participant, ReleasedBeyond, Resumed, handler, value
+from participant import Agent, Context, Participant, ReleasedBeyond, Restoration, Resumed, handler, value
 from participant.runtime.conductor import Conductor, LocalControl
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
 from participant.sinks.memory import MemorySink
@@ -45,10 +45,17 @@ class Purse(Agent, kind="purse"):
     seen = value(dict[str, list[int]], default={})
     sent = value(int, default=0)
     ticks = value(list[int], default=[])
+    restorations = value(int, default=0)
 
     def __init__(self, name: str, others: tuple[str, ...]) -> None:
         super().__init__(name)
         self.others = others
+        self.told: list[Restoration] = []
+
+    async def on_restored(self, ctx: Context, what: Restoration) -> None:
+        self.told.append(what)
+        self.restorations += 1
+        ctx.emit("bank", {"to": str(self.id), "again": what.session})
 
     @handler
     def on_pay(self, ctx: Context, pay: Pay) -> None:
@@ -176,7 +183,9 @@ class Turned:
             len(numbers) for purse in purses for source, numbers in purse.seen.items() if source[:6] != "purse/"
         )
         assert handled == passed_on + outside
-        assert len(self.sink.outputs) == handled
+        # One for each message that was handled, and for each time that an agent was told that it came back.
+        assert len(self.sink.outputs) == handled + sum(purse.restorations for purse in purses)
+        assert [purse.restorations for purse in purses] == [self.lives[name] for name in self.names]
         for purse in purses:
             due = sorted(n for numbers in purse.seen.values() for n in numbers if n % 7 == 0)
             assert sorted(purse.ticks) == due
@@ -209,6 +218,8 @@ async def test_participant_that_crashed_goes_on_and_the_others_keep_session_and_
         await world.quiet()
         world.judge(total=2000 + 60)
         assert [type(event) for event in world.events["a"]].count(Resumed) == 1
+        (told,) = world.purse("a").told
+        assert (told.session, told.epoch, told.incarnation) == (world.participants["a"].session, 0, 1)
 
 
 async def test_epochs_go_on_over_a_crash_and_shorten_the_log(turned) -> None:
