@@ -245,13 +245,11 @@ async def _calm(cluster: LocalCluster, keeper: Keeper, say: Callable[[str], None
     while loop.time() - begun < CALM_SECONDS:
         late = await keeper.wait_ready(POLL_SECONDS)
         doing = await recovery_of(cluster) or doing
-        if not late and doing.get("state") == "running":
-            found = {slot.name: await _incarnation(cluster, slot.name) for slot in keeper.participants}
-            if set(found.values()) == {doing["incarnation"]} and await _all_work(cluster, keeper):
-                outcome.incarnation = int(doing["incarnation"])
-                outcome.calm_seconds = round(loop.time() - begun, 1)
-                say(f"all in incarnation {outcome.incarnation}, {outcome.calm_seconds:.1f} s after the last failure")
-                return
+        if not late and doing.get("state") == "running" and await _all_work(cluster, keeper, doing["incarnation"]):
+            outcome.incarnation = int(doing["incarnation"])
+            outcome.calm_seconds = round(loop.time() - begun, 1)
+            say(f"all in incarnation {outcome.incarnation}, {outcome.calm_seconds:.1f} s after the last failure")
+            return
         await asyncio.sleep(POLL_SECONDS)
     last = {slot.name: slot.ready.is_set() for slot in keeper.participants}
     raise ClusterFailed(
@@ -259,16 +257,25 @@ async def _calm(cluster: LocalCluster, keeper: Keeper, say: Callable[[str], None
     )
 
 
-async def _incarnation(cluster: LocalCluster, name: str) -> int:
-    return int((await cluster.ask(name, {"do": "returns"}))["incarnation"])
+async def _all_work(cluster: LocalCluster, keeper: Keeper, incarnation: int) -> bool:
+    """Every participant is in this incarnation and does new turns."""
+    try:
+        found = [await _ask(cluster, slot, "returns") for slot in keeper.participants]
+        if {answer["incarnation"] for answer in found} != {incarnation}:
+            return False
+        before = [await _turns(cluster, slot) for slot in keeper.participants]
+        await asyncio.sleep(POLL_SECONDS)
+        after = [await _turns(cluster, slot) for slot in keeper.participants]
+    except ClusterFailed:
+        return False  # One has ended after all, as a twin's successor may; it is started again.
+    return all(late > early for early, late in zip(before, after, strict=True))
 
 
-async def _all_work(cluster: LocalCluster, keeper: Keeper) -> bool:
-    """Every participant does new turns."""
-    before = {slot.name: await _turns(cluster, slot.name) for slot in keeper.participants}
-    await asyncio.sleep(POLL_SECONDS)
-    return all([await _turns(cluster, name) > turns for name, turns in before.items()])
+async def _turns(cluster: LocalCluster, slot: Slot) -> int:
+    return int((await _ask(cluster, slot, "statistics"))["statistics"]["turns"])
 
 
-async def _turns(cluster: LocalCluster, name: str) -> int:
-    return int((await cluster.ask(name, {"do": "statistics"}))["statistics"]["turns"])
+async def _ask(cluster: LocalCluster, slot: Slot, what: str) -> dict[str, Any]:
+    if not slot.ready.is_set():
+        raise ClusterFailed(f"{slot.name} is not a member")
+    return await cluster.ask(slot.name, {"do": what})
