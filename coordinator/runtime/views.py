@@ -148,6 +148,8 @@ def participant(record: ParticipantRecord, live: LiveView | None) -> dict[str, A
         "up": live.connected(record.session) if live is not None and known else None,
         "address": record.address,
         "agents": list(record.agents),
+        "declared": list(record.declared),
+        "kinds": list(record.kinds),
         "agent_versions": dict(sorted(record.agent_versions.items())),
         "targets": None if record.targets is None else list(record.targets),
         "build": record.build,
