@@ -17,6 +17,7 @@ MODULES: Final = {
     "incremental": "incremental",
     "epoch-scale": "epoch_scale",
     "real-epoch": "real_epoch",
+    "kill-to-work": "kill_to_work",
     "recover-one": "recover_one",
     "durable-append": "durable_append",
     "raft-commit": "raft_commit",
