@@ -100,7 +100,7 @@ def _tell_consequences(session: Session, wanted: Wanted, number: int) -> None:
     if newer:
         numbers = sorted(int(field(each, "epoch")) for each in newer)
         shown = ", ".join(map(str, numbers[:SHOWN_MAX])) + (" and others" if len(numbers) > SHOWN_MAX else "")
-        note(f"{plural(len(numbers), 'newer epoch')} given up, with all that happened in them: {shown}")
+        note(f"after it: {plural(len(numbers), 'newer epoch')} ({shown}); what happened in them is given up")
     if not number:
         note("every agent begins anew")
         return
@@ -160,7 +160,7 @@ def _end_of(session: Session, begun: Any) -> Any:  # noqa: ANN401 - JSON
                 code="still-restoring",
             )
         time.sleep(POLL_SECONDS)
-        known = items(session.client.read("incarnations"), "incarnations")
+        known = items(session.client.read("incarnations"), "rollbacks")
         document = next((each for each in known if field(each, "incarnation") == incarnation), document)
     if shown:
         sys.stderr.write("\n")
