@@ -13,6 +13,7 @@ from protocol.errors import SnapshotError
 from simulations.chaos.faults import faults
 from simulations.chaos.keeper import Keeper, Slot
 from simulations.demo import agents, bank, charges
+from simulations.demo.broker import start_broker
 from simulations.demo.cluster import ClusterFailed, LocalCluster
 from simulations.demo.recovery import recovery_of
 
@@ -69,16 +70,20 @@ async def run(
         seconds: How long there are failures.
         participants: How many.
         say: The narrator.
-        transport: Setting of each.
+        transport: ``websocket`` or ``mqtt``, with a broker of its own.
     """
-    outcome = Outcome(seed=seed, participants=participants, coordinators=3, transport=transport.split(":", 1)[0])
+    outcome = Outcome(seed=seed, participants=participants, coordinators=3, transport=transport)
     cluster = LocalCluster(folder, coordinator_count=3)
     await asyncio.to_thread(cluster.prepare, {"kind": "manual", "pause_ms": 0})
     outside = await charges.start_bank(folder)
     keeper: Keeper | None = None
+    broker, setting = None, transport
     try:
+        if transport == "mqtt":
+            (folder / "broker").mkdir()
+            broker, setting = await start_broker(folder / "broker")
         await cluster.start_coordinators()
-        specs = bank.make_specs(cluster, outside.url, participants=participants, transport=transport)
+        specs = bank.make_specs(cluster, outside.url, participants=participants, transport=setting)
         outcome.agents = sum(len(spec.agents) for spec in specs)
         outcome.total_expected = 2 * participants * agents.START_CENTS
         keeper = Keeper(cluster, specs, say)
@@ -100,6 +105,8 @@ async def run(
         outcome.consistent = outcome.epochs_committed > 0 and not outcome.problems
         await cluster.stop()
         await outside.child.stop()
+        if broker is not None:
+            await broker.stop()
     return outcome
 
 
