@@ -186,5 +186,10 @@ def _tell_end(session: Session, document: Any) -> None:  # noqa: ANN401 - JSON
     members = plural(int(field(document, "members_count") or 0), "participant")
     took = f" in {span(field(document, 'took_ms'))}" if state == "done" else f", {state}"
     say(f"incarnation {incarnation}: {members} back at {place}{took}")
+    for old, new in (field(document, "map") or {}).items():
+        say(f"{old} is {new} now")
+    dropped = items(document, "dropped")
+    if dropped:
+        say(f"given up, nobody takes them: {', '.join(map(str, dropped))}")
     if "in place of" in str(field(document, "cause")):
         say(f"because: {field(document, 'cause')}")

@@ -224,6 +224,8 @@ def rollback(record: RollbackRecord) -> dict[str, Any]:
             name: {"session": member.session, "restored": member.restored, "load_ms": milliseconds(member.took_ns)}
             for name, member in sorted(record.members.items())
         },
+        "map": dict(record.renames),
+        "dropped": list(record.dropped),
         "fences": dict(sorted(record.fences.items())),
         "started_at_ms": milliseconds(record.started_at),
         "ended_at_ms": milliseconds(record.ended_at) if record.ended_at else None,
