@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 MODULES: Final = {
     "path-overhead": "path_overhead",
+    "latency-in-epoch": "latency_in_epoch",
     "turn-path": "turn_path",
     "wire-tax": "wire_tax",
     "capture-stall": "capture_stall",
