@@ -75,6 +75,10 @@ new-seeds: $(STAMP) ## seeds that nobody has run before, for a minute (NEW_SEEDS
 sweep: $(STAMP) ## a long sweep: every kind of fault, every point, every rare state (SWEEP_ARGS="--seeds 0..99999 --jobs 8")
 	@$(VENV)/bin/cleancut simulate sweep --probes $(or $(SWEEP_ARGS),--seeds 0..1999 --jobs 2)
 
+.PHONY: chaos
+chaos: $(STAMP) ## real processes killed, frozen and doubled for two minutes (CHAOS_ARGS="--seconds 3600 --seed 7")
+	@$(PY) -m simulations.chaos $(CHAOS_ARGS)
+
 .PHONY: debian
 debian: # Programs that tests start as their children; installed where that is allowed.
 	@missing=; for name in $(DEBIAN_PACKAGES); do command -v $$name >/dev/null || missing="$$missing $$name"; done; \

@@ -112,6 +112,8 @@ class Leader:
         self._recovery = RecoveryKeeper(self._desk, fences)
         self._ledger = ledger
         self._fork = fork
+        self._not_founded = "this fork has not been founded yet"
+        """Why nobody is taken."""
         self._coordinator = coordinator
         self._first_policy = policy if policy is not None else PolicySettings()
         self._leader = ""
@@ -350,6 +352,11 @@ class Leader:
             case ("start",):
                 if result["ok"]:
                     self._last_started = now
+            case ("found",) if not result["ok"]:
+                self._not_founded = (
+                    f"the store says that this cluster is a fork, and the coordinators' folders say otherwise: {result['sentence']}; "
+                    "start its coordinators with empty folders"
+                )
             case ("rollback",):
                 self._recovery.answered("rollback", result, now)
             case _:
@@ -365,7 +372,7 @@ class Leader:
             return
         if isinstance(message, Register):
             if self._fork is not None and self._ledger.state.origin is None:
-                self._registry.refuse_for_now(connection, "this fork has not been founded yet")
+                self._registry.refuse_for_now(connection, self._not_founded)
             else:
                 self._registry.register(connection, message)
             return

@@ -490,17 +490,26 @@ class KeyedState(Cell, MutableMapping[K, V]):
         for segment in segments:
             if self.form is None:
                 data.update(spec.decode_plain(segment))
-                continue
-            for key, item in spec.decode_raw(segment):
-                raw = item
-                if self.form.serializer == "cloudpickle":
-                    raw = msgspec.msgpack.decode(item, type=bytes)
-                data[key] = self.form.restore(bytes(raw), allowed, self.state.agent_id, step_into(self.name, key))
+            elif self.form.serializer == "msgpack" and _decodes(spec, segment):
+                data.update([(key, bytes(item)) for key, item in spec.decode_raw(segment)])
+            else:
+                self._load_each(segment, allowed)
         for key in spec.decode_keys(removed) if removed else ():
             data.pop(key, None)
         if self.clock.generation:  # else nobody can ask: see `note`
+            changes = self.interval()
             for key in data:
-                self.note(key, RELEASED)
+                changes.setdefault(key, RELEASED)
+
+    def _load_each(self, segment: bytes, allowed: PickleAllowed | None) -> None:
+        """Entry by entry: pickles, and segments that do not fit, whose error names the entry."""
+        spec = cast("Keyed[K, V]", self.spec)
+        assert self.form is not None, "plain values are decoded as they are"
+        for key, item in spec.decode_raw(segment):
+            raw = item
+            if self.form.serializer == "cloudpickle":
+                raw = msgspec.msgpack.decode(item, type=bytes)
+            self.data[key] = self.form.restore(bytes(raw), allowed, self.state.agent_id, step_into(self.name, key))
 
     # The names `keys`, `items`, `values`, `get`, `pop`, ... come from MutableMapping; `clear` is both the mapping's
     # (inside a turn) and the loader's (between turns).
@@ -613,6 +622,15 @@ class WholeCell(Cell):
         self.stored = self.form.restore(_only(segments), allowed, self.state.agent_id, self.name)
         self.agent.restore(self.form.load(self.stored))
         self.note(None, RELEASED)
+
+
+def _decodes(spec: Keyed[Any, Any], segment: bytes) -> bool:
+    """Whether all values of a segment fit the declared type: what `WholeForm.restore` asks for each, at once."""
+    try:
+        spec.decode_plain(segment)
+    except Exception:  # noqa: BLE001 - a pydantic model's own validation may raise anything; it is told entry by entry
+        return False
+    return True
 
 
 def _only(segments: list[bytes]) -> bytes:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 ENTRIES_PER_STEP: Final = 128
 """Entries of keyed state looked at between two yields: about 0.1 ms."""
+FEW_ENTRIES: Final = 8
+"""So few are encoded one by one."""
 OVERLAYS_MAX: Final = 12
 """At 1 % churn a merge comes each 12th epoch; a restore reads at most this many small segments more."""
 BLOCK_BYTES_MIN: Final = 1024
@@ -260,34 +262,48 @@ def _segments(
     for start in range(0, len(keys), ENTRIES_PER_STEP):
         batch = keys[start : start + ENTRIES_PER_STEP]
         values = cell.stored_many(generation, batch)
-        if MISSING not in values and size + _bytes_at_most(batch, values) < target:
-            # All of them in one call: the array's items are the entries.
-            pairs = zip(batch, map(msgspec.Raw, values) if encoded_already else values, strict=True)
-            joined = encode(list(pairs))[len(container_header(len(batch), is_map=False)) :]
-            entries.append(joined)
-            size += len(joined)
-            count += len(batch)
-            if present is not None:
-                present.extend(batch)
-            yield
-            continue
-        for key, value in zip(batch, values, strict=True):
-            if value is MISSING:
-                gone.append(key)
+        at = 0
+        while at < len(batch):
+            fitting = _surely_fitting(batch, values, at, target - size)
+            part, held = batch[at : at + (fitting or FEW_ENTRIES)], values[at : at + (fitting or FEW_ENTRIES)]
+            at += len(part)
+            if fitting:
+                # All of them in one call: the array's items are the entries.
+                pairs = zip(part, map(msgspec.Raw, held) if encoded_already else held, strict=True)
+                joined = encode(list(pairs))[len(container_header(fitting, is_map=False)) :]
+                entries.append(joined)
+                size += len(joined)
+                count += fitting
+                if present is not None:
+                    present.extend(part)
                 continue
-            if present is not None:
-                present.append(key)
-            entry = b"\x92" + encode(key) + (value if encoded_already else encode(value))
-            entries.append(entry)
-            size += len(entry)
-            count += 1
-            if size >= target:
-                segments.append((yield from _segment(entries, count, writer)))
-                entries, count, size = [], 0, 0
+            for key, value in zip(part, held, strict=True):
+                if value is MISSING:
+                    gone.append(key)
+                    continue
+                if present is not None:
+                    present.append(key)
+                entry = b"\x92" + encode(key) + (value if encoded_already else encode(value))
+                entries.append(entry)
+                size += len(entry)
+                count += 1
+                if size >= target:
+                    segments.append((yield from _segment(entries, count, writer)))
+                    entries, count, size = [], 0, 0
         yield
     if entries:
         segments.append((yield from _segment(entries, count, writer)))
     return tuple(segments)
+
+
+def _surely_fitting(keys: list[Any], values: list[Any], at: int, room: int) -> int:
+    """How many entries from `at` on take less than `room` bytes: found by halves; 0 for only a few, or where one is MISSING."""
+    count = len(keys) - at
+    while count >= FEW_ENTRIES:
+        if _bytes_at_most(keys[at : at + count], values[at : at + count]) < room:
+            return count
+        count //= 2
+    return 0
 
 
 def _bytes_at_most(keys: list[Any], values: list[Any]) -> int:

@@ -14,6 +14,7 @@ Rules:
     * Every size is checked against `limits` and against what the object can hold before memory is taken for it. A chunk
       unfolds into exactly the size in its index, at most `CHUNK_BYTES_MAX`, in a window no larger than that: a
       decompression bomb ends there (RELIABILITY.md T8).
+    * Who reads chunk after chunk, as a restore does, is read ahead for: `READ_AHEAD_BYTES` at once, not a file opened for each.
     * A chunk's digest is checked on every read. What does not fit is `ObjectCorrupt`, which names pack, chunk, what was
       expected and what was found.
     * The builder takes one chunk at a time and never copies what it has: a background slice calls `add` as long as it has
@@ -33,9 +34,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from blake3 import blake3
 
 from protocol.digests import DIGEST_PREFIX, check_digest, digest, pack_key
-from protocol.errors import LimitExceeded, ObjectCorrupt
+from protocol.errors import LimitExceeded, ObjectCorrupt, StoreError
 from protocol.ids import Digest
-from protocol.limits import CHUNK_BYTES_MAX, DECOMPRESSED_BYTES_MAX, PACK_TARGET_BYTES
+from protocol.limits import CHUNK_BYTES_MAX, DECOMPRESSED_BYTES_MAX, KIB, PACK_TARGET_BYTES
 
 if TYPE_CHECKING or sys.version_info < (3, 14):
     from backports import zstd
@@ -67,6 +68,8 @@ PACK_BYTES_MAX: Final = PACK_TARGET_BYTES + 2 * CHUNK_BYTES_MAX
 """The last chunk may overshoot the target, and the index takes its place."""
 READERS_REMEMBERED_MAX: Final = 256
 """Pack indexes that a `ChunkReader` keeps: 49 bytes per chunk, about 50 KB for a full pack of 64 KiB chunks."""
+READ_AHEAD_BYTES: Final = 256 * KIB
+"""Read at once for a reader that goes on where it was; each `PackReader` holds that much at most, besides its index."""
 
 _HEADER: Final = struct.Struct(">4sB3x")
 _ENTRY: Final = struct.Struct(">32sQIIB")
@@ -223,12 +226,27 @@ class PackReader:
     Raises from every method: `ObjectCorrupt` for bytes that do not fit, any `StoreError` of the store.
     """
 
-    __slots__ = ("_decompressor_options", "_entries", "_source", "key")
+    __slots__ = (
+        "_decompressor_options",
+        "_entries",
+        "_next",
+        "_payloads_end",
+        "_source",
+        "_window",
+        "_window_start",
+        "key",
+    )
 
     def __init__(self, source: BytesSource | StoreSource) -> None:
         self._source = source
         self.key = source.key
         self._decompressor_options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: _WINDOW_LOG_MAX}
+        self._next = _HEADER.size
+        """Offset behind the chunk that was read last."""
+        self._payloads_end = 0
+        self._window = memoryview(b"")
+        """What was read last, from `_window_start` on."""
+        self._window_start = 0
         self._entries = self._read_index()
 
     @classmethod
@@ -259,8 +277,8 @@ class PackReader:
         if entry is None:
             check_digest(name)
             raise self._corrupt(f"chunk {name} is not in this pack's index of {len(self._entries)} chunks")
-        payload = self._source.read(entry.offset, entry.stored)
-        data = payload if entry.method == STORED else self._decompress(entry, payload)
+        payload = self._payload(entry)
+        data = bytes(payload) if entry.method == STORED else self._decompress(entry, payload)
         if len(data) != entry.bytes:
             raise self._corrupt(f"chunk {name}: expected {entry.bytes} bytes, found {len(data)}")
         found = digest(data)
@@ -273,7 +291,24 @@ class PackReader:
         for entry in self._entries.values():
             yield entry, self.chunk(entry.digest)
 
-    def _decompress(self, entry: PackEntry, payload: bytes) -> bytes:
+    def _payload(self, entry: PackEntry) -> memoryview:
+        start, end = entry.offset, entry.offset + entry.stored
+        if not self._window_start <= start <= end <= self._window_start + len(self._window):
+            ahead = min(READ_AHEAD_BYTES, self._payloads_end - start) if start == self._next else 0
+            self._window = memoryview(self._read(start, entry.stored, ahead))
+            self._window_start = start
+        self._next = end
+        return self._window[start - self._window_start : end - self._window_start]
+
+    def _read(self, start: int, length: int, ahead: int) -> bytes:
+        if ahead > length:
+            try:
+                return self._source.read(start, ahead)
+            except StoreError:
+                pass  # perhaps only what lies behind this chunk cannot be read: then that is its own matter
+        return self._source.read(start, length)
+
+    def _decompress(self, entry: PackEntry, payload: bytes | memoryview) -> bytes:
         # One byte of room more than promised shows a frame that unfolds into more, at the cost of that byte.
         decompressor = zstd.ZstdDecompressor(options=self._decompressor_options)
         try:
@@ -304,6 +339,7 @@ class PackReader:
             raise self._corrupt(f"index: expected digest {check.hex()}, found {found.hex()}")
         if header != _HEADER.pack(_MAGIC, PACK_VERSION):
             raise self._corrupt(f"expected header {_MAGIC!r} version {PACK_VERSION}, found {header!r}")
+        self._payloads_end = start
         entries: dict[Digest, PackEntry] = {}
         for raw, offset, stored, length, method in _ENTRY.iter_unpack(index):
             entry = PackEntry(Digest(DIGEST_PREFIX + raw.hex()), offset, stored, length, method)

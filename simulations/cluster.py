@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 from protocol.digests import snapshot_key
 from protocol.ids import ClusterName
 from protocol.keys import ClusterKeys
+from protocol.messages import Registered, Restore, StartEpoch, TopologyChanged
 from protocol.wire import FrameCodec
 from simulations.control import ControlLine
 from simulations.coordinator_node import CoordinatorLife
 from simulations.ghost import GhostLog
+from simulations.local_disk import LocalDisk
 from simulations.log import ReplicatedLog
 from simulations.network import Network
 from simulations.oracles import Oracles
@@ -33,12 +35,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from participant.agent import Agent
+    from protocol.messages import ToParticipant
     from simulations.options import Options
     from simulations.trace import Trace
     from simulations.workloads import MakeWorkload
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
+QUEUED_ORDERS: Final = 6
 HEALED_START_NS: Final = 100 * MS
 """Until those that are down when all is healed start again."""
 
@@ -77,13 +81,19 @@ class SimulatedCluster:
         self.ghost = GhostLog()
         self.oracles = Oracles(self)
         self.ghost.oracles = self.oracles
+        self.ghost.outputs.cluster = self
+        self.workload.connected(self)
         self.store.put_seen = self.oracles.object_visible
         self.store.crash = self._crash_in_put
+        self.fences = ("store", "receipts") if self.workload.outside_world else ("store",)
+        """Names of what acknowledges an incarnation before it is restored."""
         self.answers: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, ParticipantLife] = {}
         self.lines: list[ControlLine] = []
         self.leaving: set[str] = set()
         """Participants that were told to leave; asked, never iterated."""
+        self.have_left: dict[str, None] = {}
+        """Participants that have left in order at some time: what they had is theirs no more."""
         self.healing = False
         self.rotten_reads: set[int] = set()
         """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
@@ -95,6 +105,12 @@ class SimulatedCluster:
         self._control_blocks: dict[tuple[str, str], int] = {}
         self._line_number = 0
         self._random = stream(options.seed, "cluster")
+        self._disks: dict[str, LocalDisk] = {}
+        self._queued: dict[str, tuple[int, list[ToParticipant]]] = {}
+        """Participant -> life and the last orders that it was given."""
+        self.late_orders = 0
+        """Chances in 1,000 that orders of an earlier life come to the one that registers."""
+        self._late_random = stream(options.seed, "late orders")
         self.participant_deaths = 0
         self.coordinator_deaths = 0
 
@@ -176,18 +192,35 @@ class SimulatedCluster:
 
     def participant_ended(self, life: ParticipantLife) -> None:
         """A life is over by itself."""
+        if life.ended == "left":
+            self.have_left[life.name] = None
         self._gone(life, "closed")
         self.world.after(20 * MS + self._random.below(500 * MS), self._random, self.start_participant, life.name)
 
     def _gone(self, life: ParticipantLife, reason: str) -> None:
         self.participant_deaths += 1
         life.die()
+        self.disk_of(life.name).machine_stopped()
         life.pump.close()
         self.store.died(life.name)
         self.network.died(life)
         line = life.control.line
         if line is not None:
             self.world.after(self.options.latency_ns, self._random, line.cut, reason)
+
+    def orders_seen(self, life: ParticipantLife, message: ToParticipant) -> None:
+        """A life was told something: kept, so that orders can come to the next one as if they had waited in a queue."""
+        name = life.name
+        if isinstance(message, Registered):
+            queued = self._queued.pop(name, None)
+            if queued is not None and queued[0] != life.number and self._late_random.chance(self.late_orders, 1000):
+                self.probes.hit("order.of_dead_session")
+                for order in queued[1]:
+                    self.world.after(self._late_random.below(400 * MS), self._late_random, life.order_comes_late, order)
+        elif isinstance(message, Restore | StartEpoch | TopologyChanged):
+            number, orders = self._queued.get(name, (life.number, []))
+            orders = orders if number == life.number else []
+            self._queued[name] = (life.number, [*orders, message][-QUEUED_ORDERS:])
 
     # --- coordinators -------------------------------------------------------------------------------------------------
 
@@ -259,6 +292,16 @@ class SimulatedCluster:
         check_all_committed(self)
         return True
 
+    def disk_of(self, name: str) -> LocalDisk:
+        """A participant's own disk, which outlives its lives."""
+        disk = self._disks.get(name)
+        if disk is None:
+            disk = self._disks[name] = LocalDisk(name, stream(self.options.seed, f"disk:{name}"), self._taken_over)
+        return disk
+
+    def _taken_over(self, name: str, incarnation: int) -> None:
+        self.entered[name] = max(self.entered.get(name, 0), incarnation)
+
     # --- control connections ------------------------------------------------------------------------------------------
 
     def new_line(self, client: Any, coordinator: CoordinatorLife) -> Any:  # noqa: ANN401 - by mode
@@ -304,6 +347,7 @@ class SimulatedCluster:
     def heal(self) -> None:
         """Mend everything: no fault is active, everybody is awake, and who is gone comes back."""
         self.healing = True
+        self.late_orders = 0
         self.probes.disarm()
         for key in list(self._control_blocks):
             while key in self._control_blocks:
@@ -325,6 +369,10 @@ class SimulatedCluster:
             coordinator = self.log.lives.get(name)
             if coordinator is None or not coordinator.alive:
                 self.world.after(HEALED_START_NS, self._random, self.start_coordinator, name)
+
+    def incarnation_on_disk(self, life: ParticipantLife) -> int:
+        """Highest that a participant's next life would find there."""
+        return self.entered.get(life.name, 0)
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -351,6 +399,10 @@ class SimulatedCluster:
     def idle(self) -> bool:
         """Nothing is on its way and nobody has anything to do."""
         return all(
-            life.alive and not life.pump.busy and not life.machine.outgoing_bytes and not life.machine.flush_wanted
+            life.alive
+            and not life.pump.busy
+            and not life.input_comes
+            and not life.machine.outgoing_bytes
+            and not life.machine.flush_wanted
             for life in self.lives.values()
         )

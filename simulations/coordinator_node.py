@@ -102,6 +102,7 @@ class CoordinatorLife(Process):
                 max_rollbacks=0,
             ),
             lease_ns=options.lease_ns,
+            fences=cluster.fences,
         )
         self.lines: dict[int, ControlLine] = {}
         self.leads_in: int | None = None
@@ -276,7 +277,9 @@ class CoordinatorLife(Process):
                     )
             case RaiseFence():
                 self.point("fence.before_raise")
-                if self.alive:
+                if self.alive and effect.fence != "store":
+                    self.later(self.cluster.store.delay(), self._fence_sink, effect)
+                elif self.alive:
                     key, data = fence_key(effect.incarnation), fence_document(self.cluster.name, effect.incarnation)
                     self.cluster.store.put(self.name, key, data, lambda error: self.enter(self._fenced, effect, error))
             case ReadEpoch():
@@ -289,6 +292,10 @@ class CoordinatorLife(Process):
     def _timer_fired(self) -> None:
         self._timer = None
         self.feed(TimerFired())
+
+    def _fence_sink(self, order: RaiseFence) -> None:
+        self.cluster.workload.raise_fence(order.incarnation)
+        self._fenced(order, None)
 
     def _fenced(self, order: RaiseFence, error: StoreError | None) -> None:
         if error is not None:

@@ -528,6 +528,16 @@ def _power_cut(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> b
     return cluster.options.disk and cluster.power_cut(fault.for_ns)
 
 
+def _queued_orders(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """Orders for sessions that have ended come to those that follow."""
+    cluster.late_orders = fault.rate
+    return True
+
+
+def _end_queued_orders(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.late_orders = 0
+
+
 def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     cluster.jump_wall(fault.who, -fault.for_ns if fault.rate else fault.for_ns)
     cluster.probes.hit("clock.stepped_back" if fault.rate else "clock.stepped_forward")
@@ -627,6 +637,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "disk-died": _store_rate("die_in_put"),
     "power-cut": (_power_cut, None),
     "clock": (_clock, None),
+    "queued-orders": (_queued_orders, _end_queued_orders),
     "stop": (_stop, None),
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from protocol.ids import ParticipantId
 from protocol.messages import Registered, Restore
+from simulations.oracles.outputs import Outputs
 from simulations.oracles.rollbacks import Rollbacks
 from simulations.state_forms import agent_fields
 from simulations.violations import Violation
@@ -182,6 +183,10 @@ class GhostLife:
             raise Violation("I6", f"{stream}: what arrives as message {number} {what}; {len(stream.sent)} were sent")
         raise AssertionError("lists that differ differ somewhere")
 
+    def emitted(self, outputs: Sequence[tuple[bytes, str, bytes]]) -> None:
+        """A turn has committed and emits these: id, sink, payload."""
+        self._ghost.outputs.emitted(self.session, self.incarnation, outputs)
+
     def ingested(self, message: Delivery) -> None:
         """A message from outside was accepted here."""
         self._ghost.inputs[message[0].id] = self.name
@@ -194,6 +199,13 @@ class GhostLife:
         if isinstance(message, Registered) and not self.session:
             self.session = int(self._life.machine.session)
             self._ghost.registered(self)
+        elif (
+            not isinstance(message, Registered) and effects and getattr(message, "session", 0) not in (0, self.session)
+        ):
+            raise Violation(
+                "I24",
+                f"{self.name}, session {self.session}, obeys an order for another: {type(message).__name__} {message!r}",
+            )
         if isinstance(message, Restore) and message.session == self.session:
             self._ghost.rollbacks.ordered(self._life, message, effects)
         term = getattr(message, "term", self.term)
@@ -244,7 +256,10 @@ class GhostLife:
 
     def halted(self) -> None:
         """It has obeyed a restore order: nothing of what it was in goes on."""
+        outputs = self._ghost.outputs
+        outputs.halted(self.session, self.incarnation)
         self.incarnation = int(self._life.machine.incarnation)
+        outputs.entered = max(outputs.entered, self.incarnation)
         self._ghost.rollbacks.enters(self._life, self.incarnation)
         self.is_restored = False
         self.routes, self.outgoing, self.incoming = {}, {}, {}
@@ -286,6 +301,7 @@ class GhostLife:
             timers[host.id] = len(host.timers)
         cut = GhostCut(self, self._life.now, states, mailboxes)
         cut.timers = timers
+        self._ghost.outputs.cut(self.session, self.incarnation, int(effect.epoch))
         self._ghost.cuts[key] = cut
         self._ghost.history.append(("cut", self.session, None, int(effect.epoch), 0))
 
@@ -314,6 +330,7 @@ class GhostLog:
         self.lives: dict[int, GhostLife] = {}
         """By session."""
         self.rollbacks = Rollbacks()
+        self.outputs = Outputs()
         self.history: list[tuple[str, int, Stream | None, int, int]] = []
         """In real order: ``send`` or ``recv``, session, stream, number of the first message, count; or ``cut``, session, None,
         epoch, 0."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from simulations import mutants_outside as at_outside
 from simulations import mutants_recovery as at_recovery
 from simulations import mutants_store as at_store
 from simulations.runtimes import mutants as at_drivers
@@ -59,6 +60,8 @@ class Mutant:
     """Of rollbacks: only worlds that recover have it."""
     runtimes: bool = False
     """Of the drivers: only the second mode has it."""
+    workload: str | None = None
+    """Only this workload has it; None: whatever the seed draws."""
 
 
 @contextmanager
@@ -582,6 +585,124 @@ MUTANTS: Final[dict[str, Mutant]] = {
         patch=at_recovery.sealed_passed_over,
         blind=False,
         recovery=True,
+    ),
+    "incarnation-in-memory": Mutant(
+        what="the incarnation that is entered is not on the disk",
+        patch=at_recovery.incarnation_in_memory,
+        blind=False,
+        recovery=True,
+    ),
+    "any-session": Mutant(
+        what="orders are obeyed whatever session they name", patch=at_recovery.any_session, blind=False, recovery=True
+    ),
+    "newer-dropped": Mutant(
+        what="what comes from a newer incarnation is dropped",
+        patch=at_recovery.newer_dropped,
+        blind=False,
+        recovery=True,
+    ),
+    "restored-again": Mutant(
+        what="a repeated restore order is carried out again",
+        patch=at_recovery.restored_again,
+        blind=False,
+        recovery=True,
+    ),
+    "timers-twice": Mutant(what="timers come back twice", patch=at_recovery.timers_twice, blind=False, recovery=True),
+    "claim-after-call": Mutant(
+        what="a step is claimed when it has been done",
+        patch=at_outside.claim_after_call,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "token-of-chance": Mutant(
+        what="a step's token is another one each time",
+        patch=at_outside.token_of_chance,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "ledger-rolls-back": Mutant(
+        what="the effect ledger goes back with the state",
+        patch=at_outside.ledger_rolls_back,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "log-without-sync": Mutant(
+        what="a log's records are acknowledged without a sync",
+        patch=at_outside.log_without_sync,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "acknowledged-at-once": Mutant(
+        what="a log's records are acknowledged before they are written",
+        patch=at_outside.acknowledged_at_once,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "released-at-emit": Mutant(
+        what="an output leaves when its turn commits",
+        patch=at_outside.released_at_emit,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "released-by-the-newest": Mutant(
+        what="a commit releases outputs of after its cut",
+        patch=at_outside.released_by_the_newest,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "outputs-forgotten": Mutant(
+        what="outputs that an epoch holds do not come back",
+        patch=at_outside.outputs_forgotten,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "sinks-unfenced": Mutant(
+        what="restore orders leave before the sinks are fenced",
+        patch=at_outside.sinks_unfenced,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "input-not-replayed": Mutant(
+        what="acknowledged input does not come again after a rollback",
+        patch=at_outside.input_not_replayed,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "input-replayed-whole": Mutant(
+        what="after a rollback all of the input log comes again",
+        patch=at_outside.input_replayed_whole,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "input-tokens-forgotten": Mutant(
+        what="tokens of inputs do not outlive the process",
+        patch=at_outside.input_tokens_forgotten,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
     ),
     "unheard-report": Mutant(
         what="the uploader reports before the store has answered", patch=at_drivers.unheard_report, runtimes=True

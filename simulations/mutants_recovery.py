@@ -139,3 +139,76 @@ def left_as_it_was(patcher: Patcher) -> None:
         return careless
 
     patcher.method(ParticipantMachine, "_enter", make)
+
+
+def incarnation_in_memory(patcher: Patcher) -> None:
+    """The incarnation that is entered is not on the disk (the fence is in memory only)."""
+    from participant.machine import ParticipantMachine
+
+    def make(persist: Any) -> Any:  # noqa: ANN401 - the patched method
+        del persist
+
+        def forgetful(self: Any, incarnation: int, now: Any, out: Any) -> None:  # noqa: ANN401 - as the method
+            self._incarnation_persisted(incarnation, now, out)
+
+        return forgetful
+
+    patcher.method(ParticipantMachine, "_persist", make)
+
+
+def any_session(patcher: Patcher) -> None:
+    """An order is obeyed whatever session it names (the model's M_NOBOOT: no session in orders)."""
+    from participant.machine import ParticipantMachine
+    from protocol.messages import Registered, RegisterRefused
+
+    def make(arrived: Any) -> Any:  # noqa: ANN401 - the patched method
+        def obedient(self: Any, message: Any, now: Any, out: Any) -> None:  # noqa: ANN401 - as the method
+            if not isinstance(message, Registered | RegisterRefused):
+                message = msgspec.structs.replace(message, session=self.session)
+            arrived(self, message, now, out)
+
+        return obedient
+
+    patcher.method(ParticipantMachine, "_control_arrived", make)
+
+
+def newer_dropped(patcher: Patcher) -> None:
+    """What comes from a newer incarnation is dropped (the model's M_DROPFUTURE)."""
+    from participant.machine_channels import Channels
+
+    def make(arrived: Any) -> Any:  # noqa: ANN401 - the patched method
+        def deaf(self: Any, header: Any, body: Any, now: Any, out: Any) -> None:  # noqa: ANN401 - as the method
+            if header.incarnation == self.incarnation and self.topology is not None:
+                arrived(self, header, body, now, out)
+
+        return deaf
+
+    patcher.method(Channels, "_frame_arrived", make)
+
+
+def restored_again(patcher: Patcher) -> None:
+    """A repeated restore order is carried out again."""
+    from participant.machine_restore import Entrance
+
+    def make(repeated: Any) -> Any:  # noqa: ANN401 - the patched method
+        def forgetful(self: Any, incarnation: int) -> bool:  # noqa: ANN401 - as the method
+            if self.order is not None and self.order.incarnation == incarnation and self.answer is not None:
+                self.entered = min(self.entered, incarnation - 1)
+                return False
+            return bool(repeated(self, incarnation))
+
+        return forgetful
+
+    patcher.method(Entrance, "repeated", make)
+
+
+def timers_twice(patcher: Patcher) -> None:
+    """Timers come back twice."""
+    from participant.host import AgentHost
+
+    def make(load: Any) -> Any:  # noqa: ANN401 - the patched method
+        return lambda self, fields, **parts: load(
+            self, fields, **{**parts, "timers": [each for each in parts["timers"] for _ in range(2)]}
+        )
+
+    patcher.method(AgentHost, "load", make)

@@ -30,6 +30,8 @@ TOPOLOGIES: Final = ("mesh", "ring", "line", "star", "random", "one-way", "isola
 """``one-way``: not strongly connected, with a member that only sends and one that only receives; ``isolated``: a mesh, and a
 member without any channel."""
 WORKLOADS: Final = ("bank", "ring", "pipeline", "conversation", "growth", "hot-spot")
+RECOVERING_WORKLOADS: Final = (*WORKLOADS, "orders")
+"""With those that need worlds that recover."""
 
 
 KNOBS: Final = (
@@ -223,7 +225,7 @@ def check_run(run: Run) -> None:
     from simulations.mutants import MUTANTS
 
     options = run.options
-    workloads = (*WORKLOADS, "user") if run.user is not None else WORKLOADS
+    workloads = (*RECOVERING_WORKLOADS, "user") if run.user is not None else RECOVERING_WORKLOADS
     _known("workload", options.workload, workloads)
     _known("topology", options.topology, TOPOLOGIES)
     _known("mutant", options.mutant, ("", *MUTANTS))

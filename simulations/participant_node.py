@@ -50,17 +50,19 @@ from protocol.errors import Overloaded, Refused, WireError
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, Instant, MessageId, ParticipantId
 from protocol.messages import Envelope, LocalReport, Register, Restored
 from simulations.control import ControlClient
+from simulations.oracles.parked import EarlyFrames
 from simulations.prng import stream
 from simulations.restores import Restores
 from simulations.uploads import Uploads
 from simulations.world import Process, Timer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from participant.agent import Agent
     from participant.failure import DeadLettered, Parked, Stopped
     from participant.machine_events import Delivery, Effect, Event
+    from participant.runtime.intake import Taken
     from protocol.messages import Member, ToParticipant
     from protocol.topology import Topology
     from simulations.cluster import SimulatedCluster
@@ -107,11 +109,14 @@ class ParticipantLife(Process):
         self.boot_id = f"{name}-{number}"
         self.peers: dict[str, str] = {}
         self.member = False
+        self.visited = False
+        """Customers and a human have found it."""
         self._ingested = 0
         self.ended = ""
         """Why this life ended by itself."""
         self._build()
         self.ghost: GhostLife = cluster.ghost.born(self)
+        self.parked = EarlyFrames()
         self.codec = cluster.codec
         self._tick_due = False
         self._timer: Timer | None = None
@@ -173,6 +178,7 @@ class ParticipantLife(Process):
             if not self.alive:
                 return
             carry[type(effect)](effect)
+        self.parked.check(self)
 
     def wake(self) -> None:
         """Have `_tick` run soon, if it has anything to do: after most events it has not."""
@@ -258,6 +264,27 @@ class ParticipantLife(Process):
             self.step(MessageIngested((envelope, data)), identity)
         return refusal
 
+    def run(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Somebody who uses this participant, in its own event loop."""
+        raise NotImplementedError
+
+    async def give(self, agent: str, message: object, token: str) -> Taken:
+        """As `Participant.ingest`."""
+        raise NotImplementedError
+
+    async def say(self, token: str, value: object) -> str:
+        """As `Participant.answer`; what became of the answer."""
+        raise NotImplementedError
+
+    @property
+    def input_comes(self) -> bool:
+        """Whether input is on its way from a log to the agents."""
+        return False
+
+    def open_questions(self) -> list[tuple[str, str]]:
+        """Token of each, and the order that it is about."""
+        raise NotImplementedError
+
     # --- from the network ---------------------------------------------------------------------------------------------
 
     def frame_received(self, frame: bytes) -> None:
@@ -268,6 +295,7 @@ class ParticipantLife(Process):
             self.forged += 1
             self.cluster.probes.hit("wire.refused")
             return
+        self.parked.arrived(self, header, body)
         event = FrameArrived(header, body)
         effects = self.machine.step(event, Instant(self.now))
         self.cluster.trace.note(self.now, self.name, "FrameArrived", header, frame[-16:])
@@ -299,8 +327,13 @@ class ParticipantLife(Process):
             incarnation=self.machine.entered,
         )
 
+    def order_comes_late(self, message: ToParticipant) -> None:
+        """An order that an earlier life of this participant was given arrives here, out of some queue."""
+        self.enter(self.control_received, message)
+
     def control_received(self, message: ToParticipant) -> None:
         """An answer or order."""
+        self.cluster.orders_seen(self, message)
         event = ControlArrived(message=message)
         effects = self.machine.step(event, Instant(self.now))
         self.cluster.trace.note(self.now, self.name, type(message).__name__, message, b"%d" % len(effects))
@@ -395,6 +428,7 @@ class ParticipantLife(Process):
 
     def _enter_topology(self, effect: EnterTopology) -> None:
         self.ghost.entered(effect.topology)
+        self.parked.enters()
         self.peers = {str(peer): address for peer, address in effect.peers.items()}
         self.cluster.network.set_peers(self, self.peers)
         if effect.first:

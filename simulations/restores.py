@@ -127,6 +127,7 @@ class Restores:
             fresh=self._begin_again,
             run=_at_once,
             sleep=_no_time,
+            begin=None,
         )
         steps = loader.load(order)
         try:

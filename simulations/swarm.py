@@ -55,6 +55,7 @@ LIKELIHOODS: Final = (
     "log-silent",
     "log-twice",
     "lose",
+    "queued-orders",
     "reorder",
     "log-stale",
     "store-busy",
@@ -162,6 +163,12 @@ def fit_workload(options: Options) -> None:
             # Little changes between many epochs: overlays come together before the field is written anew.
             options.burst, options.tick_ns, options.interval_ns = 1, 700 * MS, 400 * MS
             options.faults_ns = max(options.faults_ns, 14 * SECOND)
+    elif options.workload == "orders":
+        # Much happens to each of them: few.
+        options.nodes, options.coordinators = min(options.nodes, 3), min(options.coordinators, 3)
+        options.tick_ns = max(options.tick_ns, 300 * MS)
+        options.interval_ns = max(options.interval_ns, 300 * MS)
+        options.faults_ns = min(options.faults_ns, 8 * SECOND)
     elif options.workload == "hot-spot":
         options.topology = random.pick(("star", "star", options.topology))
 
@@ -239,6 +246,8 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
                 kind="crash", at_ns=at, for_ns=log_uniform(random, 20 * MS, SECOND), who=random.pick(names_of(options))
             )
         )
+        if random.chance(1, 2):
+            found.append(Fault(kind="queued-orders", at_ns=SECOND // 2, for_ns=options.faults_ns, rate=1000))
     for kind in on:
         if not _exists(kind, options):
             continue
@@ -282,11 +291,12 @@ def forced(options: Options, point: str) -> list[Fault]:
     return [crash]
 
 
-def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None) -> Run:
+def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None, workload: str | None = None) -> Run:
     """A world with its faults.
 
     Args:
         seed: Draws all of it.
+        workload: In place of the one that the seed draws.
         runtimes: In the second mode.
         recovery: Whether participants come back with rollbacks; None: the seed says.
     """
@@ -295,6 +305,9 @@ def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None)
         for_drivers(options)
     if recovery or (recovery is None and stream(seed, "recovers").chance(1, 3)):
         for_recovery(options)
+    if workload is not None:
+        options.workload = workload
+        fit_workload(options)
     return Run(options=options, faults=draw_faults(options))
 
 
@@ -322,6 +335,9 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.point = random.pick(_ABORT_AT)
         fault.nth = log_uniform(random, 1, 6)
         fault.at_ns = random.between(SECOND // 2, max(SECOND, options.faults_ns // 2))
+    elif kind == "queued-orders":
+        fault.for_ns = log_uniform(random, SECOND, 20 * SECOND)
+        fault.rate = random.pick((300, 1000))
     elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)

@@ -81,7 +81,9 @@ def drawn(seed: int, mutant: str = "", *, runtimes: bool = False) -> Run:
     """The run of a seed; in the second mode if asked for, or if the planted bug is one of drivers."""
     planted = MUTANTS.get(mutant)
     recovery = None if planted is None else planted.recovery
-    what = draw_run(seed, runtimes=runtimes or (planted is not None and planted.runtimes), recovery=recovery)
+    of_drivers = runtimes or (planted is not None and planted.runtimes)
+    workload = None if planted is None else planted.workload
+    what = draw_run(seed, runtimes=of_drivers, recovery=recovery, workload=workload)
     what.options.mutant = mutant
     return what
 

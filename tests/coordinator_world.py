@@ -17,7 +17,7 @@ import itertools
 import json
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.assembler import assemble_from_store
 from coordinator.events import (
@@ -88,6 +88,9 @@ from protocol.messages import (
 from protocol.storage.memory import MemoryStore
 from protocol.topology import Topology
 
+if TYPE_CHECKING:
+    from protocol.forks import Fork
+
 MS = 1_000_000
 SECOND = 1_000_000_000
 LEASE_S = LEASE_NS / SECOND
@@ -120,7 +123,11 @@ class Coordinator:
     def start(self) -> None:
         self.boots += 1
         self.machine = Leader(
-            self.ledger, coordinator=self.name, client=f"{self.name}.{self.boots}", policy=self.world.policy
+            self.ledger,
+            coordinator=self.name,
+            client=f"{self.name}.{self.boots}",
+            policy=self.world.policy,
+            fork=self.world.fork,
         )
         self.timer = 0
 
@@ -166,6 +173,8 @@ class FakeParticipant:
     dead: bool = False
     fenced: str = ""
     refused: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
+    """Sentences of the refusals."""
     term: int = 0
     topologies: dict[int, TopologyChanged] = field(default_factory=dict)
     orders: list[StartEpoch] = field(default_factory=list)
@@ -174,6 +183,8 @@ class FakeParticipant:
     refusals: list[ReportRefused] = field(default_factory=list)
     left: bool = False
     kinds: tuple[str, ...] = ()
+    dry_run: bool | None = None
+    """What its store says; None: what the cluster's says."""
     restores: bool = True
     """Answers restore orders."""
     restore_fails: tuple[str, str] | None = None
@@ -216,6 +227,7 @@ class FakeParticipant:
                 session=self.session,
                 incarnation=self.entered,
                 kinds=self.kinds,
+                dry_run=self.dry_run if self.dry_run is not None else self.world.fork is not None,
             )
         )
 
@@ -256,6 +268,7 @@ class FakeParticipant:
         if isinstance(message, RegisterRefused):
             if message.code != "not-leader":
                 self.refused.append(message.code)
+                self.told.append(message.sentence)
                 self.fenced = message.sentence  # final: it gives up
             return
         assert message.term >= self.term, "orders of an earlier term reach nobody who has seen a later one"
@@ -384,8 +397,16 @@ class World:
     """See the module."""
 
     def __init__(
-        self, *, coordinators: int = 3, policy: PolicySettings = MANUAL, seed: int = 0, jitter_ns: int = 0
+        self,
+        *,
+        coordinators: int = 3,
+        policy: PolicySettings = MANUAL,
+        seed: int = 0,
+        jitter_ns: int = 0,
+        fork: Fork | None = None,
     ) -> None:
+        self.fork = fork
+        """What the store says that the cluster is a fork of."""
         self.now = 1000
         self.wall_offset = 0
         self.policy = policy

@@ -147,6 +147,30 @@ async def shop(folder: Path, count: int = 1, *, extra: str = "", **policy: Any) 
         yield Shop(made, folder, stack)
 
 
+def turn_record(agent: str, number: int, payload: int = 0) -> bytes:
+    """A turn as it is logged: it sends the number, does a step that gives it, and emits it."""
+    identity = number.to_bytes(16, "big")
+    body = msgspec.msgpack.encode(number)
+    sent = msgspec.msgpack.encode(Envelope(bytes(16), agent, "buyer/other", "Number", 1, body))  # type: ignore[arg-type]
+    return encode_record(
+        TurnRecord(
+            agent,
+            identity,
+            "p9",
+            number + 1,
+            [("receipts", NOTHING, NOTHING)],
+            [("p9", number + 1, msgspec.Raw(sent))],
+            [(5_000_000_000, msgspec.Raw(sent))],
+            [(identity, "receipts", msgspec.msgpack.encode([number, bytes(payload)] if payload else number))],
+            [FinishedStep(identity, "step", "charge", 0, "done", body, "", b"", "")],
+            "Order",
+            "buyer/other",
+            1,
+            1_796_000_000_000_000_000 + number,
+        )
+    )
+
+
 def log_turns(participant: Path, agent: str, count: int, *, segment_bytes: int = 1 << 20, payload: int = 0) -> None:
     """Turns in a participant's turn log, as if it had had them; one batch each.
 
@@ -165,27 +189,7 @@ def log_turns(participant: Path, agent: str, count: int, *, segment_bytes: int =
     assert list(log.recover()) == []
     log.begin(Life(1, 1))
     for number in range(count):
-        identity = number.to_bytes(16, "big")
-        body = msgspec.msgpack.encode(number)
-        sent = msgspec.msgpack.encode(Envelope(bytes(16), agent, "buyer/other", "Number", 1, body))  # type: ignore[arg-type]
-        step = FinishedStep(identity, "step", "charge", 0, "done", body, "", b"", "")
-        output = msgspec.msgpack.encode([number, bytes(payload)] if payload else number)
-        record = TurnRecord(
-            agent,
-            identity,
-            "p9",
-            number + 1,
-            [("receipts", NOTHING, NOTHING)],
-            [("p9", number + 1, msgspec.Raw(sent))],
-            [(5_000_000_000, msgspec.Raw(sent))],
-            [(identity, "receipts", output)],
-            [step],
-            "Order",
-            "buyer/other",
-            1,
-            1_796_000_000_000_000_000 + number,
-        )
-        log.append(encode_record(record))
+        log.append(turn_record(agent, number, payload))
         job = log.take()
         assert job is not None
         log.write(job)

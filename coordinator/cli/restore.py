@@ -100,7 +100,7 @@ def _tell_consequences(session: Session, wanted: Wanted, number: int) -> None:
     if newer:
         numbers = sorted(int(field(each, "epoch")) for each in newer)
         shown = ", ".join(map(str, numbers[:SHOWN_MAX])) + (" and others" if len(numbers) > SHOWN_MAX else "")
-        note(f"{plural(len(numbers), 'newer epoch')} given up, with all that happened in them: {shown}")
+        note(f"after it: {plural(len(numbers), 'newer epoch')} ({shown}); what happened in them is given up")
     if not number:
         note("every agent begins anew")
         return
@@ -160,7 +160,7 @@ def _end_of(session: Session, begun: Any) -> Any:  # noqa: ANN401 - JSON
                 code="still-restoring",
             )
         time.sleep(POLL_SECONDS)
-        known = items(session.client.read("incarnations"), "incarnations")
+        known = items(session.client.read("incarnations"), "rollbacks")
         document = next((each for each in known if field(each, "incarnation") == incarnation), document)
     if shown:
         sys.stderr.write("\n")
@@ -186,5 +186,10 @@ def _tell_end(session: Session, document: Any) -> None:  # noqa: ANN401 - JSON
     members = plural(int(field(document, "members_count") or 0), "participant")
     took = f" in {span(field(document, 'took_ms'))}" if state == "done" else f", {state}"
     say(f"incarnation {incarnation}: {members} back at {place}{took}")
+    for old, new in (field(document, "map") or {}).items():
+        say(f"{old} is {new} now")
+    dropped = items(document, "dropped")
+    if dropped:
+        say(f"given up, nobody takes them: {', '.join(map(str, dropped))}")
     if "in place of" in str(field(document, "cause")):
         say(f"because: {field(document, 'cause')}")

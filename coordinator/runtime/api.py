@@ -97,6 +97,13 @@ class Api:
             return None
         return answer if answer.status < 500 else None
 
+    def _waiting(self) -> dict[str, Any] | None:
+        """Who waits for somebody's decision; only the leader is told."""
+        service = self._service
+        if not service.leads:
+            return None
+        return service.driver.hub.waiting.document(record for record in service.ledger.participants() if record.live)
+
     def record(self, request: web.Request) -> EpochRecord:
         """The epoch that the path names: a number, or ``latest`` for the newest committed one."""
         ledger = self._service.ledger
@@ -133,9 +140,7 @@ class Api:
             leader=service.leader_id,
             version=__version__,
         )
-        live = [record for record in service.ledger.participants() if record.live]
-        waiting = service.driver.hub.waiting.document(live) if service.leads else None
-        return json_answer({**document, "waiting": waiting})
+        return json_answer({**document, "waiting": self._waiting()})
 
     async def incarnations(self, request: web.Request) -> web.Response:
         """Rollbacks, newest first."""
@@ -241,7 +246,12 @@ class Api:
         if not self._service.caught_up:
             hint = "see that a quorum of coordinators runs"
             return [_check("replica", ok=False, detail="has not caught up since this coordinator's start", hint=hint)]
-        return [self._participants_check(), _recovery_check(ledger, self._service.live), _epochs_check(ledger)]
+        return [
+            self._participants_check(),
+            _recovery_check(ledger, self._service.live),
+            _epochs_check(ledger),
+            *_waiting_checks(self._waiting()),
+        ]
 
     def _participants_check(self) -> dict[str, Any]:
         ledger, live = self._service.ledger, self._service.live
@@ -313,6 +323,10 @@ class Api:
         for record in ledger.participants():
             by_state[record.state] = by_state.get(record.state, 0) + 1
         out.gauges("participants", "Participants by state.", "state", by_state)
+        waiting = self._waiting()
+        if waiting is not None:
+            out.gauge("agents_waiting", "Agents that wait until somebody settles a step.", waiting["count"])
+            out.gauge("questions_open", "Questions that nobody has answered.", waiting["questions"])
         out.gauge("control_connections", "Open control connections.", driver.hub.open_count)
         out.counters("control_connections_total", "Control connections and what ended them.", "what", driver.hub.counts)
         out.counters("requests_refused_total", "Requests refused, by cause.", "cause", service.access.refused)
@@ -340,6 +354,14 @@ def _recovery_check(ledger: Ledger, live: views.LiveView | None) -> dict[str, An
         else "start what is lost"
     )
     return _check("recovery", doing in {"running", "restoring"}, detail, hint)
+
+
+def _waiting_checks(waiting: dict[str, Any] | None) -> list[dict[str, Any]]:
+    if waiting is None:
+        return []
+    named = [f"{each['agent']} ({each['cause']})" for each in waiting["agents"]]
+    detail = f"waiting for one: {_names(named)}" if waiting["count"] else "no agent waits for one"
+    return [_check("decisions", not waiting["count"], detail, "`cleancut effects list --in-doubt`")]
 
 
 def _epochs_check(ledger: Ledger) -> dict[str, Any]:

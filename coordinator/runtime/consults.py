@@ -40,7 +40,7 @@ from protocol.consulting import (
 )
 from protocol.errors import IllegalName
 from protocol.ids import agent_id
-from protocol.limits import CONSULT_BYTES_MAX, CONSULT_ROWS_MAX, EFFECT_RESULT_BYTES_MAX
+from protocol.limits import CONSULT_BYTES_MAX, CONSULT_ROWS_MAX, EFFECT_RESULT_BYTES_MAX, PARTICIPANTS_MAX
 from protocol.messages import Consult, Consulted
 
 if TYPE_CHECKING:
@@ -61,6 +61,10 @@ WORD_BYTES_MAX: Final = 2 * EFFECT_RESULT_BYTES_MAX + 4096
 """A result or answer as JSON takes more bytes than as msgpack."""
 WAITING_MAX: Final = 256
 """Participants that are being asked, over all requests: each may answer with `CONSULT_BYTES_MAX`."""
+PER_SECOND: Final = 50
+"""Of one participant, sustained: its answers share the control connection with heartbeats and reports, which is closed where too
+much comes."""
+BURST: Final = 100
 CLUSTER_MAX: Final = 1_000
 """Participants that one request asks; a larger cluster's are asked agent by agent."""
 _AT_ONCE: Final = 32
@@ -104,6 +108,8 @@ class Consults:
         self._service = service
         self._api = api
         self._waiting = 0
+        self._allowances: dict[int, tuple[float, float]] = {}
+        """Session -> how many more now, and when that was computed."""
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -318,6 +324,9 @@ class Consults:
             raise ApiError(
                 429, "overloaded", "too many participants are being asked", "try again", headers={"Retry-After": "1"}
             )
+        if not self._may_ask(record.session):
+            message = f"{record.id} is asked more than {PER_SECOND} times a second"
+            raise ApiError(429, "overloaded", message, "try again", headers={"Retry-After": "1"})
         hub = self._service.driver.hub
         self._waiting += 1
         try:
@@ -338,6 +347,15 @@ class Consults:
         if not isinstance(answer, Consulted) or len(answer.body) > CONSULT_BYTES_MAX:
             raise ApiError(502, "odd-answer", f"{record.id} answered something else")
         return answer
+
+    def _may_ask(self, session: int) -> bool:
+        now = time.monotonic()
+        allowance, last = self._allowances.pop(session, (float(BURST), now))
+        allowance = min(BURST, allowance + (now - last) * PER_SECOND)
+        self._allowances[session] = (max(0.0, allowance - 1), now)
+        if len(self._allowances) > PARTICIPANTS_MAX:
+            del self._allowances[next(iter(self._allowances))]  # asked the longest ago
+        return allowance >= 1
 
 
 def _demand(record: ParticipantRecord, answer: Consulted) -> dict[str, Any]:

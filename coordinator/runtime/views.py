@@ -148,6 +148,8 @@ def participant(record: ParticipantRecord, live: LiveView | None) -> dict[str, A
         "up": live.connected(record.session) if live is not None and known else None,
         "address": record.address,
         "agents": list(record.agents),
+        "declared": list(record.declared),
+        "kinds": list(record.kinds),
         "agent_versions": dict(sorted(record.agent_versions.items())),
         "targets": None if record.targets is None else list(record.targets),
         "build": record.build,
@@ -222,6 +224,8 @@ def rollback(record: RollbackRecord) -> dict[str, Any]:
             name: {"session": member.session, "restored": member.restored, "load_ms": milliseconds(member.took_ns)}
             for name, member in sorted(record.members.items())
         },
+        "map": dict(record.renames),
+        "dropped": list(record.dropped),
         "fences": dict(sorted(record.fences.items())),
         "started_at_ms": milliseconds(record.started_at),
         "ended_at_ms": milliseconds(record.ended_at) if record.ended_at else None,

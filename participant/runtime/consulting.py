@@ -7,6 +7,7 @@ it says the same, and changes nothing where it says something else: the first on
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
@@ -19,8 +20,11 @@ from participant.runtime.effect_desk import Happened, TakeRecorded, settle
 from participant.schema import hook_in
 from participant.steps import DidNotHappen, encode_given
 from protocol.consulting import (
+    CLAIMED,
     DID_NOT_HAPPEN,
+    DIVERGED,
     HAPPENED,
+    IN_DOUBT,
     TAKE_RECORDED,
     AnswerQuestion,
     ListEffects,
@@ -35,7 +39,7 @@ from protocol.limits import CONSULT_BYTES_MAX
 from protocol.messages import Consulted, WaitingAgent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     from participant.effects.entries import Entry
@@ -141,24 +145,31 @@ class ConsultDesk:
         if steps is None:
             return {"effects": [], "more": False}
         parked = self._parked()
+        states = (State.CLAIMED,) if what.in_doubt else tuple(State)
         if what.token:
-            entries = await self._one(steps, what.token)
+            entries, others = await self._one(steps, what.token), []
         else:
-            states = (State.CLAIMED,) if what.in_doubt else tuple(State)
-            entries = [entry for entry in await steps.entries(states) if entry.kind is Kind.STEP]
-            known = {entry.token for entry in entries}
-            # A question that reads otherwise now waits for a decision, as a step does.
-            for token in [token for token in parked if token not in known]:
-                entries += await self._one(steps, token)
+            # A step that has diverged has its end, and a question that reads otherwise now waits for a decision as a step does.
+            others = [entry for token in parked for entry in await self._one(steps, token)]
+            others = [entry for entry in others if entry.kind is not Kind.STEP or entry.state not in states]
+            others.sort(key=cursor, reverse=True)
+            entries = await steps.entries(states)
         before = cursor_of(what.before)
-        rows = []
-        for entry in entries:
-            stands = standing(entry, self._participant, steps.running, parked)
-            wanted = not what.in_doubt or stands in {"in-doubt", "diverged", "claimed"}
-            if wanted and (not what.agent or entry.agent == what.agent) and (before is None or cursor(entry) < before):
-                rows.append((entry, stands))
-        rows.sort(key=lambda row: cursor(row[0]), reverse=True)
-        page = page_of((shown_effect(entry, stands, parked.get(entry.token)) for entry, stands in rows), what.limit)
+
+        def rows() -> Iterator[dict[str, Any]]:
+            # The ledger gives them in order, oldest first: a page of a million is made of its last few.
+            for entry in heapq.merge(reversed(entries), others, key=cursor, reverse=True):
+                if what.agent and entry.agent != what.agent:
+                    continue
+                if entry.kind is not Kind.STEP and not what.token and entry.token not in parked:
+                    continue
+                stands = standing(entry, self._participant, steps.running, parked)
+                if what.in_doubt and stands not in {IN_DOUBT, DIVERGED, CLAIMED}:
+                    continue
+                if before is None or cursor(entry) < before:
+                    yield shown_effect(entry, stands, parked.get(entry.token))
+
+        page = page_of(rows(), what.limit)
         return {"effects": page.rows, "more": page.more}
 
     async def _questions(self, what: ListQuestions) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 import msgspec
 
@@ -16,6 +16,7 @@ from participant.capture import Capturer
 from participant.loading import load_agent, read_agent, split_envelopes
 from participant.restoring import Plan, Restoration, StateHash, in_flight, plan, renamed_bytes, renamed_delivery
 from participant.runtime.backoff import Backoff
+from participant.runtime.collector import collector_off
 from participant.serializers import allow_own_pickle, allow_pickle
 from participant.state import CutClock
 from protocol.contents import decode_envelope, decode_tokens
@@ -24,12 +25,12 @@ from protocol.documents import decode_local_snapshot, decode_manifest
 from protocol.errors import ObjectCorrupt, ObjectMissing, RecoveryError, StoreError
 from protocol.failpoints import fp_store
 from protocol.ids import ClusterName, Epoch
-from protocol.limits import CONTENT_BYTES_MAX, MANIFEST_BYTES_MAX, RESTORE_RETRY_NS, SNAPSHOT_OBJECT_BYTES_MAX
+from protocol.limits import CONTENT_BYTES_MAX, MANIFEST_BYTES_MAX, MIB, RESTORE_RETRY_NS, SNAPSHOT_OBJECT_BYTES_MAX
 from protocol.pack import ChunkReader
 from protocol.storage.memory import MemoryStore
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from participant.host import AgentHost
     from participant.loading import SavedAgent
@@ -47,6 +48,11 @@ T = TypeVar("T")
 
 BATCH_AGENTS: Final = 32
 """Agents that one thread reads before the loop loads them."""
+BATCH_BYTES: Final = 8 * MIB
+"""Bytes of the same, at least one agent: two batches are in memory beside what is loaded."""
+
+Batch: TypeAlias = "list[tuple[str, AgentSnapshot]]"
+"""Agents' parts, each with the participant that hosted it."""
 
 
 class Loaded(NamedTuple):
@@ -136,6 +142,7 @@ class Loader:
         fresh: Callable[[AgentHost, int], None],
         run: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        begin: Callable[[Coroutine[Any, Any, Any]], asyncio.Future[Any]] | None = asyncio.ensure_future,
     ) -> None:
         """Set up.
 
@@ -151,6 +158,7 @@ class Loader:
             fresh: Makes an agent begin from its beginning; host, now.
             run: Blocking work on the store, elsewhere.
             sleep: Seconds.
+            begin: Has work go on by itself; None: one thing after the other.
         """
         self._store = store
         self._keys = keys
@@ -162,6 +170,7 @@ class Loader:
         self._fresh = fresh
         self._run = run
         self._sleep = sleep
+        self._begin = begin
 
     async def load(self, order: Restore) -> Loaded:
         """Give the agents placed here what the order's epoch holds of them.
@@ -171,6 +180,10 @@ class Loader:
             RecoveryError: The code here does not fit the state.
             StoreError: The store does not answer.
         """
+        with collector_off():
+            return await self._load(order)
+
+    async def _load(self, order: Restore) -> Loaded:
         sources = await self._retried(lambda: self._read_sources(order))
         state = StateHash()
         renames = sources.renames
@@ -182,12 +195,23 @@ class Loader:
         for agent in sources.plan.fresh:
             hosts[agent] = self._host_of(agent)
         reader = ChunkReader(self._store)
-        for batch in _batches(sources):
-            saved = await self._retried(partial(_read_batch, batch, reader))
-            for (source, snapshot), part in zip(batch, saved, strict=True):
-                self._load_one(hosts[snapshot.id], source, snapshot, part, sources, order)
-                state.agent(snapshot, sources.flying.get(snapshot.id, ()))
-            await self._sleep(0)
+        batches = list(_batches(sources))
+        ahead: asyncio.Future[list[SavedAgent]] | None = None
+        try:
+            for number, batch in enumerate(batches):
+                saved = await (ahead or self._retried(partial(_read_batch, batch, reader)))
+                ahead = None
+                if self._begin is not None and number + 1 < len(batches):
+                    # A thread reads it while the loop loads this one.
+                    ahead = self._begin(self._retried(partial(_read_batch, batches[number + 1], reader)))
+                    ahead.add_done_callback(_retrieve)
+                for (source, snapshot), part in zip(batch, saved, strict=True):
+                    self._load_one(hosts[snapshot.id], source, snapshot, part, sources, order)
+                    state.agent(snapshot, sources.flying.get(snapshot.id, ()))
+                    await self._sleep(0)
+        finally:
+            if ahead is not None:
+                ahead.cancel()
         for agent in sources.plan.fresh:
             hosts[agent].descend(agent)
             self._fresh(hosts[agent], self._clock.now())
@@ -218,7 +242,9 @@ class Loader:
             batch = [(str(self._participant), agent) for agent in agents[start : start + BATCH_AGENTS]]
             saved = await self._retried(partial(_read_batch, batch, reader))
             for (_, snapshot), part in zip(batch, saved, strict=True):
-                self._host_of(snapshot.id).load(
+                host = self._host_of(snapshot.id)
+                host.descend(snapshot.was or snapshot.id)
+                host.load(
                     part.fields,
                     state_version=snapshot.state_version,
                     mailbox=part.mailbox,
@@ -362,8 +388,15 @@ def failure_kind(error: Exception) -> str:
     return "store" if isinstance(error, StoreError) else "unfit"
 
 
-def _batches(sources: _Sources) -> Iterator[list[tuple[str, AgentSnapshot]]]:
-    batch: list[tuple[str, AgentSnapshot]] = []
+def _retrieve(ahead: asyncio.Future[Any]) -> None:
+    """Where the load has failed before, nobody asks how this went."""
+    if not ahead.cancelled():
+        ahead.exception()
+
+
+def _batches(sources: _Sources) -> Iterator[Batch]:
+    batch: Batch = []
+    size = 0
     for source, agents in sources.plan.agents.items():
         known: Mapping[str, AgentSnapshot] = {agent.id: agent for agent in sources.snapshots[source].agents}
         for agent in agents:
@@ -373,14 +406,15 @@ def _batches(sources: _Sources) -> Iterator[list[tuple[str, AgentSnapshot]]]:
                     f"the local snapshot of {source} does not hold agent {agent}, which its manifest names"
                 )
             batch.append((source, snapshot))
-            if len(batch) == BATCH_AGENTS:
+            size += sum(ref.bytes for field in snapshot.fields for segment in field.segments for ref in segment)
+            if len(batch) == BATCH_AGENTS or size >= BATCH_BYTES:
                 yield batch
-                batch = []
+                batch, size = [], 0
     if batch:
         yield batch
 
 
-def _read_batch(batch: list[tuple[str, AgentSnapshot]], reader: ChunkReader) -> list[SavedAgent]:
+def _read_batch(batch: Batch, reader: ChunkReader) -> list[SavedAgent]:
     """In a thread."""
     return [read_agent(snapshot, partial(_join, reader)) for _, snapshot in batch]
 

@@ -13,7 +13,9 @@ from participant.effects.ledger import EffectLedger, decode_changes
 from participant.effects.shown import cursor, shown_effect, shown_question, standing
 from participant.logs.recovery import LogIdentity, LogMap
 from participant.logs.segment import CorruptLog, decode_segment_header, ordinal_of, read_batches
+from participant.runtime.effects_local import LOG_NAME as EFFECTS
 from participant.runtime.log_files import OWNER_NAME, store_error
+from participant.runtime.turn_logger import LOG_NAME as TURNS
 from participant.turnlog.history import agent_history
 from participant.turnlog.records import EndedRecord, TurnRecord, decode_records
 from protocol.consulting import Page, cursor_of, page_of
@@ -26,9 +28,7 @@ if TYPE_CHECKING:
 
     from participant.logs.segment import Batch, SegmentHeader
 
-EFFECTS: Final = "effects"
-TURNS: Final = "turns"
-TRIES: Final = 3
+TRIES: Final = 5
 """A log that changes under us this often is not read."""
 
 T = TypeVar("T")

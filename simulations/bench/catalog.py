@@ -10,13 +10,17 @@ if TYPE_CHECKING:
 
 MODULES: Final = {
     "path-overhead": "path_overhead",
+    "latency-in-epoch": "latency_in_epoch",
     "turn-path": "turn_path",
     "wire-tax": "wire_tax",
     "capture-stall": "capture_stall",
     "capture-memory": "capture_memory",
     "incremental": "incremental",
     "epoch-scale": "epoch_scale",
+    "epoch-bulk": "epoch_bulk",
     "real-epoch": "real_epoch",
+    "kill-to-work": "kill_to_work",
+    "recover-all": "recover_all",
     "recover-one": "recover_one",
     "durable-append": "durable_append",
     "raft-commit": "raft_commit",

@@ -21,6 +21,13 @@ from simulations.chaos.run import run
 @click.option("--seed", type=int, default=None, help="Of the failures. Without it: another one each time; it is said.")
 @click.option("--participants", type=click.IntRange(2, 16), default=4, show_default=True, help="Participant processes.")
 @click.option(
+    "--transport",
+    type=click.Choice(["websocket", "mqtt"]),
+    default="websocket",
+    show_default=True,
+    help="What carries the messages; mqtt starts a mosquitto of its own.",
+)
+@click.option(
     "--dir",
     "folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -28,7 +35,9 @@ from simulations.chaos.run import run
     help="Where everything is put, and stays. Without it: a temporary folder, which stays if something was wrong.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end, nothing else on standard output.")
-def main(*, seconds: float, seed: int | None, participants: int, folder: Path | None, as_json: bool) -> None:
+def main(
+    *, seconds: float, seed: int | None, participants: int, transport: str, folder: Path | None, as_json: bool
+) -> None:
     """Kill, freeze and double the processes of a whole cluster, by seed, then see whether anything was lost or done twice.
 
     Exit code 4: something was.
@@ -42,7 +51,9 @@ def main(*, seconds: float, seed: int | None, participants: int, folder: Path | 
             raise click.UsageError(f"--dir {folder} is not empty")
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     say = lambda line: click.echo(line, err=as_json)  # noqa: E731 - progress is not the document
-    outcome = asyncio.run(run(folder.resolve(), seed=seed, seconds=seconds, participants=participants, say=say))
+    outcome = asyncio.run(
+        run(folder.resolve(), seed=seed, seconds=seconds, participants=participants, transport=transport, say=say)
+    )
     if as_json:
         click.echo(msgspec.json.encode(outcome).decode())
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from protocol.errors import SnapshotError
+from protocol.errors import Refused, SnapshotError
 from protocol.ids import cluster_name
 from protocol.storage import open_store
 from simulations.demo import agents, charges, summary
@@ -254,11 +254,24 @@ async def last_epoch(cluster: LocalCluster) -> None:
     """
     await cluster.call("PUT", "/v1/policy", {**POLICY, "kind": "manual", "pause_ms": 0})
     await _wait_no_open_epoch(cluster)
-    epoch = (await cluster.call("POST", "/v1/epochs", {"reason": "the last one"}))["epoch"]
+    epoch = await _begin_epoch(cluster)
     await _wait_no_open_epoch(cluster)
     state = (await cluster.call("GET", f"/v1/epochs/{epoch}?fresh=1"))["state"]
     if state != "committed":
         raise ClusterFailed(f"the last epoch, {epoch}, is {state}")
+
+
+async def _begin_epoch(cluster: LocalCluster) -> int:
+    loop = asyncio.get_running_loop()
+    limit = loop.time() + KILL_WAIT_SECONDS
+    while True:
+        try:
+            return int((await cluster.call("POST", "/v1/epochs", {"reason": "the last one"}))["epoch"])
+        except Refused as error:
+            # Right after a recovery not everybody may have heard of the topology.
+            if error.code not in {"not-ready", "epoch-open"} or loop.time() > limit:
+                raise
+        await asyncio.sleep(0.02)
 
 
 async def _wait_no_open_epoch(cluster: LocalCluster) -> None:

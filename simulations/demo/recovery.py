@@ -73,7 +73,13 @@ async def incarnation_of(cluster: LocalCluster) -> int:
 
 
 async def kill_participant(
-    cluster: LocalCluster, spec: Spec, say: Callable[[str], None], *, where: str, before: int
+    cluster: LocalCluster,
+    spec: Spec,
+    say: Callable[[str], None],
+    *,
+    where: str,
+    before: int,
+    module: str = "simulations.demo.process",
 ) -> Recovery:
     """SIGKILL, start again, and wait until all participants work in a new incarnation.
 
@@ -83,6 +89,7 @@ async def kill_participant(
         say: The narrator.
         where: In the middle of what.
         before: The incarnation that was in force.
+        module: What its process runs.
 
     Raises:
         ClusterFailed: It did not come back.
@@ -95,7 +102,7 @@ async def kill_participant(
     await child.wait()
     agents = ", ".join(f"{kind}/{name}" for kind, name in spec.agents)
     say(f"SIGKILL to {spec.id} (process {child.pid}; {agents}), {where}")
-    starting = asyncio.create_task(cluster.start_participant(spec))
+    starting = asyncio.create_task(cluster.start_participant(spec, module=module))
     try:
         record = await _wait_rollback(cluster, before, say, killed=killed)
         await starting

@@ -55,6 +55,7 @@ class Rollbacks:
             raise Violation(
                 "I23", f"{life.name} is ordered into incarnation {order.incarnation}, and the store is not fenced"
             )
+        cluster.workload.check_fenced(order.incarnation)
         if order.incarnation not in self._bases:
             self.count += 1
         base = self._bases.setdefault(order.incarnation, order.epoch)
@@ -124,6 +125,8 @@ class Rollbacks:
             Violation: I26.
         """
         cluster, ghost = life.cluster, life.cluster.ghost
+        if cluster.incarnation_on_disk(life) < order.incarnation:
+            raise Violation("I24", f"{life.name} loads incarnation {order.incarnation}, which is not on its disk")
         cluster.probes.hit("restore.loaded_epoch" if order.epoch else "restore.loaded_start")
         placed = next((set(member.agents) for member in order.members if member.id == life.name), set())
         if {host.id for host in loaded.hosts} != placed:

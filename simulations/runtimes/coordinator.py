@@ -19,6 +19,7 @@ from protocol.errors import Refused, Unreachable
 from protocol.ids import Instant
 from simulations.coordinator_node import CoordinatorLife
 from simulations.oracles.rot import check_noticed
+from simulations.outside import SinkFence
 from simulations.prng import stream
 from simulations.runtimes.demands import check_one_connection
 from simulations.runtimes.loop import DriverLoop, Killed
@@ -28,6 +29,7 @@ from simulations.runtimes.threads import SimulatedThreads
 
 if TYPE_CHECKING:
     from coordinator.events import AssembleCut, CutRefused, Effect, Event, SnapshotsUnreadable
+    from coordinator.fences import Fence
     from coordinator.machine import Leader
     from coordinator.runtime.raft import RaftGroup
     from simulations.control import ControlLine
@@ -145,7 +147,7 @@ class RuntimeCoordinatorLife(CoordinatorLife):
             clock=ProcessClock(self),
             leader_url=self._leader_url,
             crashed=self._crashed,
-            fences={"store": StoreFence(self.store, cluster.name)},
+            fences=self._fences(),
             threads=lambda count, _: SimulatedThreads(cluster, self, random, count),
         )
         self.driver.life = self
@@ -153,6 +155,13 @@ class RuntimeCoordinatorLife(CoordinatorLife):
         self.stopping = False
         self._hub_counts: dict[str, int] = {}
         """Of the hub, as far as they are probes that were hit."""
+
+    def _fences(self) -> dict[str, Fence]:
+        cluster = self.cluster
+        found: dict[str, Fence] = {"store": StoreFence(self.store, cluster.name)}
+        if cluster.workload.outside_world:
+            found["receipts"] = SinkFence(cluster)
+        return found
 
     @property
     def drivers(self) -> RuntimeCluster:

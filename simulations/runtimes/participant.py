@@ -20,8 +20,9 @@ from participant.machine_events import (
 from participant.runtime.control import ControlClient
 from participant.runtime.loader import Loaded
 from participant.runtime.participant import Participant
-from protocol.errors import Overloaded, Refused, SnapshotError
+from protocol.errors import Overloaded, Refused, SnapshotError, WireError
 from protocol.ids import Instant
+from simulations.local_disk import ROOT, SimulatedFolder
 from simulations.participant_node import ParticipantLife
 from simulations.prng import stream
 from simulations.runtimes.lines import SimulatedDialer
@@ -33,10 +34,11 @@ from simulations.violations import Violation
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from participant.events import ParticipantEvent
-    from participant.failure import DeadLettered, Stopped
+    from participant.failure import DeadLettered, Parked, Stopped
+    from participant.host import AgentHost
     from participant.machine_events import (
         Effect,
         EnterTopology,
@@ -46,8 +48,9 @@ if TYPE_CHECKING:
         LocalPersisted,
         RestoreLocal,
     )
+    from participant.runtime.intake import Taken
+    from participant.runtime.log_files import LocalFolder
     from participant.runtime.pump import Pump
-    from protocol.errors import WireError
     from protocol.messages import Restore, ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
     from simulations.world import Timer
@@ -114,10 +117,12 @@ class WatchedParticipant(Participant):
             order, self._order = self._order, None
             self._judged(life.ghost.ordered, order, effects)
         super()._carry_out(effects)
+        self._judged(life.parked.check, life)
 
     def _step(self, event: Event) -> None:
         if isinstance(event, ControlArrived):
             self._order = event.message
+            self.life.cluster.orders_seen(self.life, event.message)
             self._event = (type(event.message).__name__, event.message, b"")
         else:
             self._event = (type(event).__name__, event, b"")
@@ -129,8 +134,16 @@ class WatchedParticipant(Participant):
     def frame_received(self, frame: bytes) -> None:
         """See `Participant`."""
         self._event = (FrameArrived.__name__, frame[:64], frame[-16:])
+        self._note_parked(frame)
         super().frame_received(frame)
         self._event = None
+
+    def _note_parked(self, frame: bytes) -> None:
+        try:
+            header, body = self._codec.verify_and_open(frame)
+        except WireError:
+            return
+        self._judged(self.life.parked.arrived, self.life, header, body)
 
     def _refuse_frame(self, frame: bytes, error: WireError) -> None:
         self.life.cluster.probes.hit("wire.refused")
@@ -188,11 +201,34 @@ class WatchedParticipant(Participant):
     def _enter_topology(self, effect: EnterTopology) -> None:
         life = self.life
         self._judged(life.ghost.entered, effect.topology)
+        life.parked.enters()
         if effect.first:
             life.member = True
             self._judged(life.restored_begins, effect.restored)
             life.cluster.workload.begin(life)
         super()._enter_topology(effect)
+
+    def _open_folder(self) -> LocalFolder | None:
+        folder = self.life.folder
+        if folder is None:
+            return None
+        highest = folder.highest()
+        if highest is not None:
+            self._machine = self.life.machine = self._make_machine(entered=highest.incarnation)
+        return cast("LocalFolder", folder)
+
+    def outputs_emitted(self, host: AgentHost, outputs: Sequence[tuple[bytes, str, bytes]]) -> None:
+        """See `Participant`."""
+        self._judged(self.life.ghost.emitted, outputs)
+        super().outputs_emitted(host, outputs)
+
+    def turn_parked(self, outcome: Parked) -> None:
+        """See `Participant`: in these worlds whatever is in doubt can be found out."""
+        super().turn_parked(outcome)
+        self._judged(self._no_parking, outcome)
+
+    def _no_parking(self, outcome: Parked) -> None:
+        raise Violation("I29", f"{outcome.agent} is parked: {outcome.reason}")
 
     def _halt_agents(self, effect: HaltAgents) -> None:
         self.life.member = False
@@ -240,6 +276,10 @@ class RuntimeParticipantLife(ParticipantLife):
         first = self.control_random.below(options.coordinators)
         names = cluster.log.names[first:] + cluster.log.names[:first]
         control = ControlClient(coordinators=[f"{each}:1" for each in names], token="", dialer=dialer)
+        needed = options.recovery or cluster.workload.outside_world
+        self.folder = SimulatedFolder(cluster.disk_of(name)) if needed else None
+        sinks = cluster.workload.sinks(self)
+        cluster.workload.connect(self, sinks)
         self.participant = WatchedParticipant(
             *self.agents,
             id=name,
@@ -253,6 +293,8 @@ class RuntimeParticipantLife(ParticipantLife):
             in_flight_bytes_max=cluster.workload.in_flight_bytes_max,
             control=control,
             wire=SimulatedTransport(cluster, self),
+            local=str(ROOT) if self.folder is not None else None,
+            sinks=sinks,
             clock=ProcessClock(self),
             boot_id=self.boot_id,
         )
@@ -320,11 +362,43 @@ class RuntimeParticipantLife(ParticipantLife):
         self.loop.check()
         return None
 
+    def run(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """See `ParticipantLife`."""
+        self.loop.create_task(work, name=name).add_done_callback(self._user_ended)
+
+    def _user_ended(self, task: asyncio.Future[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Killed):
+            self.loop.fail(error)
+
+    async def give(self, agent: str, message: object, token: str) -> Taken:
+        """See `ParticipantLife`: the product's own."""
+        return await self.participant.ingest(agent, message, token=token)
+
+    async def say(self, token: str, value: object) -> str:
+        """See `ParticipantLife`: the product's own."""
+        return (await self.participant.answer(token, value)).value
+
+    @property
+    def input_comes(self) -> bool:
+        """See `ParticipantLife`: the product's own."""
+        return self.member and self.participant._input_comes  # noqa: SLF001 - the oracles look at what the driver has
+
+    def open_questions(self) -> list[tuple[str, str]]:
+        """See `ParticipantLife`: the product's own."""
+        if not self.member:
+            return []
+        return [(question.token, str(question.question["order"])) for question in self.participant.questions()]
+
     # --- from the network, and from faults ----------------------------------------------------------------------------
 
     def frame_received(self, frame: bytes) -> None:
         """A callback of the loop."""
         self.loop.call_soon(self._wire.frame_received, frame)
+
+    def order_comes_late(self, message: ToParticipant) -> None:
+        """See `ParticipantLife`."""
+        self.loop.call_soon(self.participant.control_received, message)
 
     def peer_connected(self, peer: str) -> None:
         """A callback of the loop."""

@@ -8,6 +8,7 @@ from simulations.workloads.bank import Bank
 from simulations.workloads.conversation import Conversation
 from simulations.workloads.growth import Growth
 from simulations.workloads.hot_spot import HotSpot
+from simulations.workloads.orders import Orders
 from simulations.workloads.pipeline import Pipeline
 from simulations.workloads.ring import Ring
 
@@ -34,5 +35,6 @@ def workload_of(options: Options, targets: dict[str, tuple[str, ...]]) -> Worklo
         "conversation": Conversation,
         "growth": Growth,
         "hot-spot": HotSpot,
+        "orders": Orders,
     }
     return kinds[options.workload](options, targets)

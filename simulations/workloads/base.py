@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from participant.agent import Agent
     from participant.failure import DeadLettered, Stopped
     from participant.machine_events import DeadLetter
+    from participant.sinks.base import Sink
     from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
     from simulations.options import Options
@@ -44,6 +45,8 @@ class Workload(ABC):
     """How the ghost log takes down states."""
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
     """Past it a participant refuses outside input."""
+    outside_world: ClassVar[bool] = False
+    """Agents make steps, put questions, emit, and take logged input: participants have disks of their own."""
     comes_to_rest: ClassVar[bool] = True
     """Once the switch is off, nothing begins any more."""
 
@@ -59,6 +62,26 @@ class Workload(ABC):
     def pump(self, life: ParticipantLife) -> Pump:
         """What runs the turns of a life."""
         return Pump(life.hosts, clock=TurnClock(life), sink=life, tasks=life.cluster.no_tasks)
+
+    def connected(self, cluster: SimulatedCluster) -> None:  # noqa: B027 - most have nothing to do here
+        """The cluster is there; nothing runs yet."""
+
+    def sinks(self, life: ParticipantLife) -> list[Sink]:
+        """What a life's agents emit to."""
+        return []
+
+    def connect(self, life: ParticipantLife, sinks: list[Sink]) -> None:  # noqa: B027 - as above
+        """A life has its parts; nothing of it runs yet."""
+
+    def raise_fence(self, incarnation: int) -> None:  # noqa: B027 - as above
+        """A coordinator tells the sinks to refuse older writers."""
+
+    def check_fenced(self, incarnation: int) -> None:  # noqa: B027 - as above
+        """Somebody is ordered into this incarnation.
+
+        Raises:
+            Violation: I23, a sink is not fenced.
+        """
 
     def begin(self, life: ParticipantLife) -> None:  # noqa: B027 - most have nothing to do here
         """A life has become a member; its agents' starts are in their mailboxes."""

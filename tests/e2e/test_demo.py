@@ -106,6 +106,7 @@ def test_the_demo_over_mqtt_is_consistent(tmp_path):
     code, document, errors = run_demo("--seconds", "6", "--transport", "mqtt", "--dir", str(tmp_path / "d"))
     assert code == 0, errors
     assert document["transport"] == "mqtt"
+    assert document["participant_kills"] == 2
     assert document["consistent"] is True
     assert document["epochs_committed"] >= 2
 

@@ -183,9 +183,15 @@ async def test_agent_is_moved_with_its_money_by_the_command(tmp_path):
         assert record["incarnation"] == 2
         assert "account/a1" in (await cluster.ask("bank-3", {"do": "incarnation"}))["agents"]
         assert "account/a1" not in (await cluster.ask("bank-1", {"do": "incarnation"}))["agents"]
-        code, _, text = await cleancut("agent", "move", "account/a1", "bank-9", "--dir", str(cluster.folder))
-        assert code == 6
-        assert "bank-9 is not there" in text
+        code, document, _ = await cleancut("agent", "move", "account/a1", "bank-3", "--dir", str(cluster.folder))
+        assert (code, document["moved"]) == (0, False), "the same command again does nothing"
+        for agent, target, exit_code, words in (
+            ("account/a1", "bank-9", 3, "bank-9 is not there"),
+            ("account/nobody", "bank-2", 3, "nobody hosts account/nobody"),
+        ):
+            code, _, text = await cleancut("agent", "move", agent, target, "--dir", str(cluster.folder))
+            assert code == exit_code
+            assert words in text
         await cluster.judge()
 
 

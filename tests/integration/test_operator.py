@@ -96,6 +96,11 @@ async def test_a_step_in_doubt_is_seen_settled_once_and_its_agent_goes_on(tmp_pa
         assert (told["count"], told["questions"]) == (1, 0)
         named = {"agent": "buyer/a", "step": "charge", "token": row["token"], "cause": "in-doubt"}
         assert told["agents"] == [{"participant": "p1", **named}]
+        _, metrics = await world.call("GET", "/metrics")
+        assert "cleancut_agents_waiting 1" in metrics
+        _, found = await world.call("GET", "/v1/doctor")
+        (check,) = [each for each in found["checks"] if each["name"] == "decisions"]
+        assert (check["ok"], check["detail"]) == (False, "waiting for one: buyer/a (in-doubt)")
         _, found = await world.call("GET", "/v1/participants")
         assert [(each["id"], each["waiting"]) for each in found["participants"]] == [("p1", [named]), ("p2", [])]
         _, found = await world.call("GET", "/v1/agents")
@@ -351,10 +356,24 @@ async def test_a_participant_that_only_answers_keeps_its_lease(tmp_path) -> None
         while asyncio.get_running_loop().time() < end:
             _, found = await world.call("GET", "/v1/effects")
             assert found["unanswered"] == []
+            await asyncio.sleep(0.03)  # far below what a lease and a heartbeat are
         assert (one.session, one.incarnation > 0) == (session, True)
         _, found = await world.call("GET", "/v1/participants")
         (row,) = found["participants"]
         assert (row["state"], row["session"]) == ("member", session)
+
+
+async def test_somebody_who_looks_without_end_is_slowed_down_and_the_participant_keeps_its_connection(tmp_path) -> None:
+    """Its answers had been too many for its connection, which was closed."""
+    async with shop(tmp_path) as world:
+        one = await world.join("p1", Buyer("a"))
+        connections = one.statistics()["control_connections"]
+        for _ in range(8):
+            many = await asyncio.gather(*(world.call("GET", "/v1/effects") for _ in range(200)))
+            assert {status for status, _ in many} == {200}
+        assert any("times a second" in each["why"] for _, found in many for each in found["unanswered"])
+        assert one.statistics()["control_connections"] == connections
+        assert (await world.call("POST", "/v1/epochs", {"reason": "test", "wait": True}))[1]["state"] == "committed"
 
 
 async def test_a_ledger_that_several_share_is_one_list_and_a_word_goes_to_whoever_waits_for_it(tmp_path) -> None:

@@ -142,6 +142,18 @@ async def test_the_largest_frame_passes(network: Network) -> None:
     assert b_sink.frames == [frame]
 
 
+async def test_small_frames_do_not_pile_up_in_front_of_a_broker(network: Network) -> None:
+    """Each waits for all before it; the channel sends again what was dropped."""
+    if network.kind != "mqtt":
+        return
+    a, _, _, b_sink = await network.pair()
+    taken = [a.send("b", b"frame") for _ in range(5_000)]
+    assert 1_000 <= sum(taken) < 1_100
+    assert a.statistics()["frames_dropped"] == 5_000 - sum(taken)
+    await b_sink.wait(lambda: len(b_sink.frames) == sum(taken))
+    assert a.send("b", b"one more")
+
+
 async def test_a_frame_to_somebody_who_is_not_a_peer_is_dropped_and_counted(network: Network) -> None:
     a, _, _, _ = await network.pair()
     assert not a.send("nobody", b"frame")

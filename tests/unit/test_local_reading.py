@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from participant.effects.entries import Entry, Kind, State
+from participant.logs.recovery import LogIdentity
 from participant.logs.segment import segment_name
 from participant.runtime import local_reading
+from participant.runtime.durable_log import DurableLog
 from participant.runtime.effects_local import LocalEffects
-from participant.runtime.log_files import LocalFolder
+from participant.runtime.log_files import FolderFiles, Life, LocalFolder
 from protocol.errors import ObjectCorrupt, StoreError
 from protocol.outputs import FencingToken
-from tests.operator_world import log_turns
+from tests.operator_world import log_turns, turn_record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,6 +148,44 @@ def test_history_is_read_from_the_newest_segment_back(tmp_path: Path, monkeypatc
     assert seen == sorted(set(seen))
     assert len(seen) == 41
     assert local_reading.history_page(tmp_path / "p1", "buyer/b").rows == []
+
+
+def test_a_log_that_is_written_and_cut_off_at_its_beginning_meanwhile_is_read_whole(tmp_path: Path):
+    """What is read is always an unbroken run of turns up to a newest one that only grows."""
+    folder = tmp_path / "p1" / "turns"
+    log = DurableLog(FolderFiles(folder), LogIdentity("turns", "shop", "p1"), segment_bytes=4_000)
+    assert list(log.recover()) == []
+    log.begin(Life(1, 1))
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            for _ in range(3):
+                log.append(turn_record("buyer/a", log.next))
+            job = log.take()
+            assert job is not None
+            log.write(job)
+            if job.last % 30 == 0:
+                log.truncate(job.last - 40)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        newest = reads = 0
+        while newest < 1_500:
+            page = local_reading.history_page(tmp_path / "p1", "buyer/a", limit=60)
+            numbers = [turn["number"] for turn in page.rows]
+            if not numbers:
+                continue  # the first segment has no name yet
+            assert numbers == list(range(numbers[0], numbers[-1] + 1))
+            assert numbers[-1] >= newest
+            newest = numbers[-1]
+            reads += 1
+        assert reads > 5
+    finally:
+        stop.set()
+        writer.join()
+        log.close()
 
 
 def test_segments_that_an_epoch_covered_may_be_gone(tmp_path: Path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from protocol import pack as pack_module
 from protocol.digests import digest
-from protocol.errors import LimitExceeded, ObjectCorrupt, ObjectMissing
+from protocol.errors import LimitExceeded, ObjectCorrupt, ObjectMissing, StoreError
 from protocol.limits import CHUNK_BYTES_MAX, MIB, PACK_TARGET_BYTES
 from protocol.manifest import ChunkRef
 from protocol.pack import ChunkReader, PackBuilder, PackReader
@@ -302,3 +302,41 @@ def test_whatever_is_packed_comes_back(chunks):
     for chunk in chunks:
         assert reader.chunk(digest(chunk)) == chunk
     assert len(data) < PACK_TARGET_BYTES
+
+
+class CountingSource(pack_module.BytesSource):
+    """Counts what is read; `torn` cannot be read."""
+
+    def __init__(self, data, torn=None):
+        super().__init__(data)
+        self.reads = []
+        self.torn = torn
+
+    def read(self, offset, length):
+        self.reads.append((offset, length))
+        if self.torn is not None and offset <= self.torn < offset + length:
+            raise StoreError("get", "pack", "a torn sector", errno_name="EIO")
+        return super().read(offset, length)
+
+
+def test_who_reads_chunk_after_chunk_is_read_ahead_for_and_who_picks_one_gets_no_more_than_that():
+    chunks = [os.urandom(1000) for _ in range(100)]
+    data, _, index = packed(*chunks)
+    source = CountingSource(data)
+    reader = PackReader(source)
+    source.reads.clear()
+    assert reader.chunk(index[50].digest) == chunks[50]
+    assert source.reads == [(index[50].offset, 1000)]
+    source.reads.clear()
+    assert [reader.chunk(entry.digest) for entry in index[51:]] == chunks[51:]
+    assert source.reads == [(index[51].offset, 49_000)]
+
+
+def test_reading_ahead_into_what_cannot_be_read_does_not_spoil_what_can():
+    chunks = [os.urandom(1000) for _ in range(10)]
+    data, _, index = packed(*chunks)
+    reader = PackReader(CountingSource(data, torn=index[7].offset + 10))
+    assert [reader.chunk(entry.digest) for entry in index[:7]] == chunks[:7]
+    with pytest.raises(StoreError, match="torn"):
+        reader.chunk(index[7].digest)
+    assert [reader.chunk(entry.digest) for entry in index[8:]] == chunks[8:]

@@ -41,6 +41,10 @@ KEEPALIVE_SECONDS: Final = 5
 CLOSE_SECONDS: Final = 1.0
 FIRST_CONNECT_SECONDS: Final = 10.0
 """A broker that does not answer for this long at the start is a wrong setting, not an outage."""
+OUTBOX_FRAMES_MAX: Final = 1_024
+"""Frames that wait for the client; more are dropped and sent again later. A frame costs the client much more than its bytes do, and
+each waits for all before it, those of an overtaken incarnation too: without this bound a busy machine was half a minute behind."""
+PUBLISHED_AT_ONCE: Final = 64
 GREETING_SECONDS: Final = 0.2
 """Greetings of one peer are heeded no more often: they cost us a resend, and anybody on the broker can write one."""
 
@@ -174,7 +178,8 @@ class MqttTransport:
 
     def send(self, peer: str, frame: bytes) -> bool:
         """Hand over a frame; False: no broker, or the buffer is full."""
-        if self._client is None or peer not in self._peers or self._bytes_waiting + len(frame) > SEND_BUFFER_BYTES:
+        full = len(self._outbox) >= OUTBOX_FRAMES_MAX or self._bytes_waiting + len(frame) > SEND_BUFFER_BYTES
+        if self._client is None or peer not in self._peers or full:
             self._counts["frames_dropped"] += 1
             return False
         self._put(peer, frame)
@@ -226,7 +231,7 @@ class MqttTransport:
 
     def _make_client(self) -> aiomqtt.Client:
         settings = self._settings
-        return aiomqtt.Client(
+        client = aiomqtt.Client(
             settings.host,
             settings.port,
             username=settings.username,
@@ -238,6 +243,8 @@ class MqttTransport:
             timeout=5,
             socket_options=[(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)],
         )
+        client.pending_calls_threshold = PUBLISHED_AT_ONCE  # It would warn of more.
+        return client
 
     async def _carry(self, client: aiomqtt.Client) -> None:
         self._client = client
@@ -271,9 +278,12 @@ class MqttTransport:
             await self._wake.wait()
             self._wake.clear()
             while self._outbox:
-                peer, frame = self._outbox.popleft()
-                self._bytes_waiting -= len(frame)
-                await client.publish(f"{self._root}/{self._me}/{peer}", frame, qos=0)
+                batch = [self._outbox.popleft() for _ in range(min(len(self._outbox), PUBLISHED_AT_ONCE))]
+                self._bytes_waiting -= sum(len(frame) for _, frame in batch)
+                # Each waits for the loop to come round once; in the order in which they are begun here.
+                await asyncio.gather(
+                    *(client.publish(f"{self._root}/{self._me}/{peer}", frame, qos=0) for peer, frame in batch)
+                )
             self._drained.set()
 
     def _arrived(self, message: aiomqtt.Message) -> None:

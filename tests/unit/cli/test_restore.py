@@ -36,7 +36,7 @@ def world(api: FakeApi) -> FakeApi:
         api.on("POST", f"/v1/epochs/{number}/check", PLAN)
     for name in ("3", "latest", "start"):
         api.on("POST", f"/v1/epochs/{name}/restore", BEGUN)
-    api.on("GET", "/v1/incarnations", {"incarnations": [DONE]})
+    api.on("GET", "/v1/incarnations", {"incarnation": 2, "rollbacks": [DONE]})
     return api
 
 
@@ -48,8 +48,7 @@ def restores(api: FakeApi) -> list[object]:
 def test_says_what_is_given_up_and_what_stays_and_how_long_it_took(ask: Cli, world: FakeApi) -> None:
     ended = ask(*RESTORE, "--yes")
     assert ended.code == 0, ended.err
-    assert "2 newer epochs given up" in ended.err
-    assert "4, 5" in ended.err
+    assert "2 newer epochs (4, 5); what happened in them is given up" in ended.err
     assert "1 output after the epoch: they stay" in ended.err
     assert "receipts of buyer/main" in ended.err
     assert "2 participants back at epoch 3 in 1.5 s" in ended.out
@@ -89,7 +88,7 @@ def test_latest_goes_on_where_the_newest_is_damaged_and_says_so(ask: Cli, world:
     """The coordinators decide how far back, by their policy."""
     world.refuse("POST", "/v1/epochs/5/check", 422, "corrupt", "pack x is damaged")
     cause = "operator; epoch 3 in place of 5, 2 epochs and 20 s further back: pack x is damaged"
-    world.on("GET", "/v1/incarnations", {"incarnations": [{**DONE, "cause": cause}]})
+    world.on("GET", "/v1/incarnations", {"incarnation": 2, "rollbacks": [{**DONE, "cause": cause}]})
     ended = ask("epoch", "restore", "latest", "--yes")
     assert ended.code == 0, ended.err
     assert "pack x is damaged" in ended.err
@@ -132,14 +131,16 @@ def test_an_incarnation_that_does_not_begin_is_a_failure_with_its_cause(
     ask: Cli, world: FakeApi, kind: str, exit_code: int
 ) -> None:
     failure = {"participant": "p1", "kind": kind, "cause": "agent buyer/main: no field x"}
-    world.on("GET", "/v1/incarnations", {"incarnations": [{**DONE, "state": "failed", "failure": failure}]})
+    world.on(
+        "GET", "/v1/incarnations", {"incarnation": 2, "rollbacks": [{**DONE, "state": "failed", "failure": failure}]}
+    )
     ended = ask(*RESTORE, "--yes")
     assert ended.code == exit_code
     assert "p1: agent buyer/main: no field x" in ended.err
 
 
 def test_one_that_does_not_end_in_time_says_that_it_goes_on(ask: Cli, world: FakeApi) -> None:
-    world.on("GET", "/v1/incarnations", {"incarnations": [BEGUN]})
+    world.on("GET", "/v1/incarnations", {"incarnation": 2, "rollbacks": [BEGUN]})
     ended = ask(*RESTORE, "--yes", "--timeout", "0.5")
     assert ended.code == 1
     assert "it goes on" in ended.err
@@ -179,7 +180,7 @@ def on_a_terminal(api: FakeApi, answer: str) -> tuple[int, str]:
 def test_a_person_is_asked_after_the_consequences_and_may_say_no(world: FakeApi) -> None:
     code, seen = on_a_terminal(world, "n")
     assert code == 6, seen
-    assert seen.index("newer epochs given up") < seen.index("Take the whole cluster back?")
+    assert seen.index("newer epochs") < seen.index("Take the whole cluster back?")
     assert "nothing was done" in seen
     assert restores(world) == []
     code, seen = on_a_terminal(world, "y")
