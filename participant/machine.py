@@ -370,6 +370,10 @@ class ParticipantMachine(Channels):
             self._counts["orders_stale"] += 1
             return
         self.term = Term(message.term)
+        if (message.durability == "turn") != self.logged:
+            cause = f"the cluster's durability is {message.durability}, {self.participant} was started with another"
+            out.append(EndParticipant(reason=cause))
+            return
         if not self.session:
             # A newer incarnation than ours is entered by a restore order alone.
             self.session = Session(message.session)

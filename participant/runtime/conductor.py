@@ -381,6 +381,7 @@ class Conductor:
                 lease_ns=self._lease_ns,
                 newest_epoch=self._epochs,
                 aborted_through=self._mark(),
+                durability=message.durability,
                 line=seat.stream_line,
             )
         )

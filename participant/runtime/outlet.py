@@ -91,6 +91,7 @@ class Outlet:
         tasks: TaskSet,
         sink: OutletSink,
         changed: Callable[[], None] = lambda: None,
+        delivered: Callable[[Sequence[bytes]], None] = lambda _: None,
     ) -> None:
         self._sinks = {each.name: each for each in sinks}
         if len(self._sinks) < len(sinks):
@@ -103,6 +104,8 @@ class Outlet:
         self._sink = sink
         self._changed = changed
         """Called when outputs have left."""
+        self._delivered = delivered
+        """Told their ids."""
         self._outbox = Outbox(self._sinks, durability=durability)
         self._writer = FencingToken(participant, 0, 0)
         self._opened: set[str] = set()
@@ -229,10 +232,12 @@ class Outlet:
                 for number, output in enumerate(effect.outputs, effect.first):
                     held[number] = output
             case LetGoOutputs():
+                gone: list[bytes] = []
                 for agent, number in effect.outputs:
                     host = self._hosts.get(agent)
-                    if host is not None:
-                        host.outputs.pop(number, None)
+                    if host is not None and number in host.outputs:
+                        gone.append(host.outputs.pop(number).id)
+                self._delivered(gone)
                 self._changed()
             case DeliverBatch():
                 if self._writer.session:

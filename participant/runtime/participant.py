@@ -330,6 +330,7 @@ class Participant:
             tasks=self._tasks,
             sink=self,
             changed=self._outputs_news.set,
+            delivered=self._outputs_delivered,
         )
         self._uploader = Uploader(
             hosts=self._hosts,
@@ -706,6 +707,10 @@ class Participant:
         log.warning("%s: session %d does not go on from the log of turns", self.id, self._machine.session)
         self._restorer.forget()
         self._restored_epoch = self._turns_recovered = 0
+
+    def _outputs_delivered(self, outputs: Sequence[bytes]) -> None:
+        if self._turns is not None and outputs:
+            self._turns.delivered(outputs)
 
     def turns_durable(self, number: int) -> None:
         """From the keeper: what the log covers up to this number may leave."""

@@ -349,6 +349,10 @@ class TurnKeeper:
         """A message came from outside; position 0: it is in no log."""
         self._logger.writer.taken(position, data)
 
+    def delivered(self, outputs: Sequence[bytes]) -> None:
+        """Sinks have these for good; what is not written of it is delivered again, and known to the sink."""
+        self._logger.writer.delivered(outputs)
+
     def streams(self, lines: Mapping[ParticipantId, int]) -> None:
         """Channels lead to these peers from here on."""
         for peer, line in sorted(lines.items()):

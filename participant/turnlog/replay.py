@@ -123,6 +123,8 @@ class Replay:
         self._acknowledged: dict[str, int] = {}
         self._unrouted: list[bytes] = list(unrouted)
         self._outputs: dict[bytes, tuple[str, EmittedOutput]] = {}
+        self._delivered: dict[bytes, None] = {}
+        """Outputs that an epoch held, and sinks have."""
         self._timers: dict[bytes, tuple[str, int, int, bytes]] = {}
         """Timers that logged turns set, by message id: agent, wall clock of setting, delay, encoded envelope."""
         self._input_position = 0
@@ -162,6 +164,9 @@ class Replay:
             RecoveryError: A value does not fit its declared type.
         """
         for agent in self._hosts.values():
+            if self._delivered and agent.host.outputs:
+                held = agent.host.outputs.items()
+                agent.host.outputs = {number: each for number, each in held if each.id not in self._delivered}
             cells = agent.host.state.cells
             field = ""
             try:
@@ -300,7 +305,8 @@ class Replay:
                 self._acknowledged[record.target] = max(record.number, self._acknowledged.get(record.target, 0))
             case DeliveredRecord():
                 for identity in record.outputs:
-                    self._outputs.pop(identity, None)
+                    if self._outputs.pop(identity, None) is None:
+                        self._delivered[identity] = None
             case EndedRecord():
                 self._ended(record)
             case StreamRecord():

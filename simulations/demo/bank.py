@@ -89,6 +89,7 @@ async def run(
     say: Callable[[str], None],
     result: Result,
     careless: bool = False,
+    durability: str = "epoch",
 ) -> None:
     """Start everything, let it work, kill two participants and the leader, let it work on; fill in `result`.
 
@@ -101,9 +102,12 @@ async def run(
         say: The narrator.
         result: Filled in.
         careless: Charge without a step, so that the demo fails.
+        durability: Of the cluster; its policy says the same.
     """
     loop = asyncio.get_running_loop()
-    specs = make_specs(cluster, bank.url, participants=participants, transport=transport, careless=careless)
+    specs = make_specs(
+        cluster, bank.url, participants=participants, transport=transport, careless=careless, durability=durability
+    )
     result.participants = participants
     result.coordinators = len(cluster.coordinators)
     result.agents = sum(len(spec.agents) for spec in specs)
@@ -142,7 +146,13 @@ async def run(
 
 
 def make_specs(
-    cluster: LocalCluster, bank: str, *, participants: int, transport: str, careless: bool = False
+    cluster: LocalCluster,
+    bank: str,
+    *,
+    participants: int,
+    transport: str,
+    careless: bool = False,
+    durability: str = "epoch",
 ) -> list[Spec]:
     """What each participant process is to be.
 
@@ -152,6 +162,7 @@ def make_specs(
         participants: How many.
         transport: Setting of each.
         careless: Charge without a step.
+        durability: Of the cluster.
     """
     accounts = tuple(f"account/a{index + 1}" for index in range(2 * participants))
     return [
@@ -167,6 +178,7 @@ def make_specs(
             local=str(cluster.folder / "local"),
             bank=bank,
             careless=careless,
+            durability=durability,
         )
         for index, hosted in enumerate(agents.place(participants, cashier=True))
     ]

@@ -55,6 +55,13 @@ if TYPE_CHECKING:
 @click.option(
     "--careless", is_flag=True, help="Let orders be charged without a step, as one must not: the demo then has to fail."
 )
+@click.option(
+    "--durability",
+    type=click.Choice(["epoch", "turn"]),
+    default="epoch",
+    show_default=True,
+    help="What a crash costs: everybody goes back to an epoch, or one participant goes on from its log of turns.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON document at the end, nothing else on standard output.")
 def demo(
     *,
@@ -67,6 +74,7 @@ def demo(
     topology: Path | None,
     events: Path | None,
     careless: bool,
+    durability: str,
     as_json: bool,
 ) -> None:
     """A whole cluster on this machine: agents at work, participants and the leader killed, every cut and charge verified.
@@ -105,6 +113,7 @@ def demo(
                 as_json=as_json,
                 keep=keep,
                 careless=careless,
+                durability=durability,
             )
         )
     finally:
@@ -116,6 +125,7 @@ def demo(
 async def _whole(
     folder: Path, seconds: float, participants: int, coordinator_count: int, transport: str, topology: Path | None,
     events: Path | None, say: Callable[[str], None], *, as_json: bool, keep: bool, careless: bool,
+    durability: str,
 ) -> int:  # fmt: skip
     task = asyncio.current_task()
     assert task is not None
@@ -132,7 +142,9 @@ async def _whole(
     broker = outside = None
     try:
         say(f"a cluster in {folder}")
-        await asyncio.to_thread(cluster.prepare, scripted.POLICY)
+        # A scripted run crashes nobody.
+        policy = {**scripted.POLICY, "durability": "epoch" if layout is not None else durability}
+        await asyncio.to_thread(cluster.prepare, policy)
         setting = "websocket"
         if transport == "mqtt":
             (folder / "broker").mkdir()
@@ -153,6 +165,7 @@ async def _whole(
                 say=say,
                 result=result,
                 careless=careless,
+                durability=durability,
             )
             await bank.judge(cluster, outside, result)
             code = _tell_bank(result, say, as_json=as_json)

@@ -47,7 +47,7 @@ class RecoverySeconds(msgspec.Struct, kw_only=True):
 
 
 class Recovery(msgspec.Struct, kw_only=True):
-    """One rollback, from the kill that caused it."""
+    """One way back, from the kill that caused it: a rollback, or, where turns are logged, one participant's own."""
 
     participant: str
     incarnation: int
@@ -102,6 +102,8 @@ async def kill_participant(
     await child.wait()
     agents = ", ".join(f"{kind}/{name}" for kind, name in spec.agents)
     say(f"SIGKILL to {spec.id} (process {child.pid}; {agents}), {where}")
+    if spec.durability == "turn":
+        return await _resumed(cluster, spec, say, before=before, killed=killed, module=module)
     starting = asyncio.create_task(cluster.start_participant(spec, module=module))
     try:
         record = await _wait_rollback(cluster, before, say, killed=killed)
@@ -129,6 +131,21 @@ async def kill_participant(
         cause=str(record["cause"]),
         seconds=seconds,
     )
+
+
+async def _resumed(
+    cluster: LocalCluster, spec: Spec, say: Callable[[str], None], *, before: int, killed: float, module: str
+) -> Recovery:
+    """It goes on from its log, and nobody goes back."""
+    loop = asyncio.get_running_loop()
+    await cluster.start_participant(spec, module=module)
+    total = loop.time() - killed
+    after = await incarnation_of(cluster)
+    if after != before:
+        raise ClusterFailed(f"{spec.id} was to go on from its log, and incarnation {after} has begun")
+    say(f"  {spec.id} went on from its log of turns after {total:.2f} s; the others went on meanwhile")
+    seconds = RecoverySeconds(restart=round(total, 3), total=round(total, 3))
+    return Recovery(participant=spec.id, incarnation=after, epoch=0, cause="killed", seconds=seconds)
 
 
 async def _wait_rollback(

@@ -210,7 +210,8 @@ class World:
             line=0 if resumption is None else resumption.line,
             streams=() if resumption is None else resumption.streams,
         )
-        registered = Registered(term=1, session=part.session, incarnation=1, lease_ns=1, line=self.members[name].line)
+        line = self.members[name].line
+        registered = Registered(term=1, session=part.session, incarnation=1, lease_ns=1, line=line, durability="turn")
         part.step(ControlArrived(message=registered))
 
     def tell_topology(self) -> None:
