@@ -67,6 +67,7 @@ from protocol.messages import (
     Register,
     Restored,
     RestoreFailed,
+    StreamBroken,
     TopologyAccepted,
 )
 
@@ -400,6 +401,8 @@ class Leader:
                 self._recovery.failed(attendee, message)
             case Leave():
                 self._registry.leave(attendee)
+            case StreamBroken():
+                self._registry.broken(message, now)
             case _:
                 assert_never(message)
 

@@ -37,6 +37,7 @@ from protocol.messages import (
     Register,
     Registered,
     RegisterRefused,
+    StreamBroken,
     TopologyChanged,
 )
 from protocol.topology import check_targets
@@ -332,7 +333,15 @@ class Registry:
                         now,
                     )
 
-    def _mark_lost(self, attendee: Attendee, cause: str, now: Instant) -> None:
+    def broken(self, message: StreamBroken, now: Instant) -> None:
+        """A member cannot go on with the streams of a peer whose log is not what it had promised."""
+        record = self._desk.ledger.state.participants.get(message.peer)
+        peer = self._desk.attendance.attendee(message.peer_session)
+        if record is not None and peer is not None and record.session == message.peer_session:
+            cause = f"its disk has lost what it had synced: {message.cause}"
+            self._mark_lost(peer, cause, now, damaged=True)
+
+    def _mark_lost(self, attendee: Attendee, cause: str, now: Instant, *, damaged: bool = False) -> None:
         desk = self._desk
         if desk.proposals.busy("mark-lost", str(attendee.session)) or desk.proposals.full:
             return  # the next look finds it again
@@ -346,6 +355,7 @@ class Registry:
                 term=desk.term,
                 session=attendee.session,
                 cause=sentence(cause),
+                damaged=damaged,
                 epoch=epoch,
                 waiting=waiting,
                 waiting_count=count,

@@ -93,6 +93,7 @@ from protocol.messages import (
     ReportRefused,
     Restore,
     StartEpoch,
+    StreamBroken,
     TopologyAccepted,
     TopologyChanged,
 )
@@ -155,6 +156,8 @@ class ParticipantMachine(Channels):
         """Of our session (`protocol.streams`)."""
         self._resumption: Resumption | None = None
         self._resumed: Mapping[str, ResumedStreams] = {}
+        self._broken: dict[str, StreamBroken] = {}
+        """Peers whose streams could not go on, in this topology."""
         self.term = Term(0)
         self.leaving = False
         self._max_concurrent_epochs = max_concurrent_epochs
@@ -391,6 +394,7 @@ class ParticipantMachine(Channels):
         if self.topology is not None:
             out.append(SendControl(message=TopologyAccepted(session=self.session, version=self.topology.version)))
         out += [SendControl(message=unanswered) for unanswered in self._epochs.unanswered()]
+        out += [SendControl(message=broken) for broken in self._broken.values()]
         if self.leaving:
             out.append(SendControl(message=Leave(session=self.session)))
 
@@ -497,6 +501,7 @@ class ParticipantMachine(Channels):
         for epoch in self._snapshot.open_epochs:
             self._feed(EpochAborted(epoch=epoch), now, out)
         first = self.topology is None
+        self._broken.clear()
         self.topology = topology
         incoming, outgoing = topology.incoming(me), topology.outgoing(me)
         to = {channel.target: None for channel in outgoing}
@@ -510,10 +515,10 @@ class ParticipantMachine(Channels):
             assert member is not None, "a channel to a stranger"
             sends, receives = other in to, other in from_
             peer = before.get(other)
-            if peer is not None and peer.session != member.session and not self._goes_on(peer, topology, now):
+            if peer is not None and peer.session != member.session and not self._goes_on(peer, topology, now, out):
                 peer = None
             if peer is None:
-                peer = self._new_peer(topology, member, now, sends=sends, receives=receives)
+                peer = self._new_peer(topology, member, now, out, sends=sends, receives=receives)
                 self._feed(ChannelOpened(channel=peer.incoming), now, out)
                 self._feed(ChannelOpened(channel=peer.outgoing), now, out)
                 if other in self._connected:
@@ -551,7 +556,13 @@ class ParticipantMachine(Channels):
         self._send(unrouted, out)
         self._unpark(now, out)
 
-    def _goes_on(self, peer: Peer, topology: Topology, now: Instant) -> bool:
+    def _stream_broken(self, member: Member, error: RemoteProtocolError, out: list[Effect]) -> None:
+        self._counts["streams_broken"] += 1
+        broken = StreamBroken(session=self.session, peer=member.id, peer_session=member.session, cause=str(error)[:400])
+        self._broken[member.id] = broken
+        out.append(SendControl(message=broken))
+
+    def _goes_on(self, peer: Peer, topology: Topology, now: Instant, out: list[Effect]) -> bool:
         """Whether a peer's new session goes on with the streams of the one before; if so, they do."""
         me, member = topology.member(self.participant), topology.member(peer.id)
         assert me is not None, "a topology without us"
@@ -560,9 +571,9 @@ class ParticipantMachine(Channels):
             return False
         try:
             self._rebase(peer, me, member)
-        except RemoteProtocolError:
+        except RemoteProtocolError as error:
             # It lost what it had acknowledged, or invents: no stream can go on from there.
-            self._counts["streams_broken"] += 1
+            self._stream_broken(member, error, out)
             return False
         peer.session = Session(member.session)
         if peer.connected:
@@ -570,7 +581,9 @@ class ParticipantMachine(Channels):
         self._dirty[peer.id] = peer
         return True
 
-    def _new_peer(self, topology: Topology, member: Member, now: Instant, *, sends: bool, receives: bool) -> Peer:
+    def _new_peer(
+        self, topology: Topology, member: Member, now: Instant, out: list[Effect], *, sends: bool, receives: bool
+    ) -> Peer:
         me = topology.member(self.participant)
         assert me is not None, "a topology without us"
         peer = Peer(
@@ -586,7 +599,10 @@ class ParticipantMachine(Channels):
         streams = self._resumed.get(member.id)
         if streams is not None and streams.line == peer.line:
             peer.resume(streams, now)
-            self._rebase(peer, me, member)
+            try:
+                self._rebase(peer, me, member)
+            except RemoteProtocolError as error:
+                self._stream_broken(member, error, out)
             self.outgoing_bytes += peer.outgoing_bytes
         return peer
 

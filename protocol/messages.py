@@ -229,6 +229,18 @@ class Leave(Control, frozen=True, kw_only=True, tag="leave"):
     session: int
 
 
+class StreamBroken(Control, frozen=True, kw_only=True, tag="stream-broken"):
+    """A peer that went on from its log does not have what its log had promised: a disk has lost what it had synced.
+
+    Only going back to an epoch helps; said again after each `Registered` as long as that session is a member.
+    """
+
+    session: int
+    peer: str
+    peer_session: int
+    cause: str
+
+
 # --- coordinator to participant -------------------------------------------------------------------------------------
 
 
@@ -427,6 +439,7 @@ ToCoordinator: TypeAlias = (
     | Restored
     | RestoreFailed
     | Leave
+    | StreamBroken
 )
 ToParticipant: TypeAlias = (
     Registered

@@ -149,6 +149,8 @@ class MarkLostCommand(CommandBase, frozen=True, kw_only=True, tag="mark-lost"):
     kind: ClassVar[str] = "mark-lost"
     session: Positive
     cause: Sentence
+    damaged: bool = False
+    """Its log is not what it had promised: nothing goes on from it."""
     epoch: Count = 0
     """The epoch that `waiting` is about; 0: nothing is known of any."""
     waiting: Annotated[tuple[WaitingNote, ...], msgspec.Meta(max_length=WAITING_NOTES_MAX)] = ()

@@ -554,6 +554,7 @@ class Ledger(RollbackRules):
             resumption is None
             or known is None
             or known.state != LOST
+            or known.damaged
             or self.policy.durability != "turn"
             or self.policy.recovery == "off"
             or not self.incarnation_begun
@@ -597,6 +598,7 @@ class Ledger(RollbackRules):
             and (member := epoch.members.get(record.id)) is not None
             and member.session == record.session
         ]
+        record.damaged = command.damaged
         self._end_session(record, LOST, command.cause, command.at)
         for number in aborted:
             known = number == command.epoch

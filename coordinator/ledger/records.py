@@ -76,6 +76,8 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
     """Where they stood when this session took over."""
     resumed_from: int = 0
     """Session whose log this one goes on from; 0: none."""
+    damaged: bool = False
+    """Nothing goes on from its log any more."""
 
     @property
     def live(self) -> bool:

@@ -39,6 +39,7 @@ from protocol.messages import (
     Restored,
     RestoreFailed,
     StartEpoch,
+    StreamBroken,
     TopologyAccepted,
     TopologyChanged,
     decode_to_coordinator,
@@ -144,6 +145,7 @@ class Conductor:
         self.reports: dict[int, dict[str, LocalReport]] = {}
         self.progress: deque[EpochProgress] = deque(maxlen=10_000)
         self.requested: list[str] = []
+        self.broken: list[StreamBroken] = []
 
     # --- for tests ----------------------------------------------------------------------------------------------------
 
@@ -336,6 +338,8 @@ class Conductor:
                 seat = self._seat_of(message.session)
                 if seat is not None:
                     self._restored(seat, message)
+            case StreamBroken():
+                self.broken.append(message)
             case Heartbeat():
                 pass
         self._settle()

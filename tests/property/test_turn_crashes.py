@@ -27,6 +27,7 @@ from participant.machine_events import (
     MessageIngested,
     PeerConnected,
     PeerDisconnected,
+    SendControl,
     SendFrame,
     SetTimer,
     TimerFired,
@@ -36,7 +37,7 @@ from participant.runtime.turn_keeper import _streams
 from participant.state import CutClock
 from participant.turnlog.replay import Replay
 from participant.turnlog.writer import TurnLogWriter
-from protocol.messages import Envelope, Member, Registered, TopologyChanged
+from protocol.messages import Envelope, Member, Registered, StreamBroken, TopologyChanged
 from protocol.wire import FrameHeader
 
 NAMES = ("a", "b", "c")
@@ -89,6 +90,7 @@ class Part:
         self.lines: dict[str, int] = {}
         self.topology = 0
         self.timer: int | None = None
+        self.controls: list = []
         self.taken = 0
         self.alive = True
 
@@ -127,6 +129,8 @@ class Part:
                     self.world.network.append((self.name, effect))
                 case SetTimer(at=at):
                     self.timer = at
+                case SendControl():
+                    self.controls.append(effect.message)
 
     # --- what a schedule may do ---
 
@@ -349,6 +353,26 @@ def test_crashes_at_any_moment_leave_each_message_once_and_each_channel_in_order
         world.come_back()
     world.drain()
     world.judge(given)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_disk_that_loses_what_it_had_synced_is_found_out(seed: int) -> None:
+    world = World(seed)
+    for name in NAMES:
+        world.hear(name)
+        for number in range(1, 4):
+            world.give(name, number, hops=4)
+    world.drain()
+    world.crash("a")
+    lost = world.parts["a"].disk
+    del lost[len(lost) // 2 :]
+    world.come_back()
+    for name in NAMES:
+        world.hear(name)
+    told = [broken for name in NAMES for broken in world.parts[name].controls if isinstance(broken, StreamBroken)]
+    assert told
+    assert {broken.peer for broken in told} == {"a"}
+    assert {broken.peer_session for broken in told} == {world.parts["a"].session}
 
 
 @pytest.mark.parametrize("victims", [("a",), ("a", "b"), NAMES])

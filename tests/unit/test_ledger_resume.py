@@ -96,6 +96,18 @@ def test_log_of_something_else_is_no_reason_to_be_a_member(fields):
     assert [member.id for member in log.ledger.lost_members()] == ["a"]
 
 
+def test_log_that_is_not_what_it_had_promised_is_never_gone_on_from():
+    log = turned("a", "b")
+    lose(log, "a")
+    come_back(log, "a")
+    log.topology()
+    session = log.ledger.state.participants["a"].session
+    log.do(MarkLostCommand, session=session, cause="its disk has lost what it had synced", damaged=True)
+    come_back(log, "a", boot="boot-3", session=session)
+    assert log.ledger.state.participants["a"].state == "joining"
+    assert log.ledger.lost_members() != ()
+
+
 def test_other_agents_or_targets_are_another_participant():
     for fields in ({"agents": ("w/a", "w/more")}, {"targets": ("b",)}):
         log = turned("a", "b")
