@@ -101,6 +101,7 @@ class TurnKeeper:
         self._tasks = tasks
         self._logger = self._open()
         self._base: TurnBase | None = None
+        self._life: Life | None = None
         self._writing = asyncio.Lock()
         self.disturbed = False
         """Agents were loaded, and do not count."""
@@ -276,6 +277,7 @@ class TurnKeeper:
 
     def _begin(self, base: TurnBase, life: Life) -> None:
         self._base = base
+        self._life = life
         self._cuts.clear()
         self._outputs.clear()
         self._acknowledged.clear()
@@ -289,7 +291,8 @@ class TurnKeeper:
         except (StoreError, FencedError) as error:
             self._sink.turns_failed(error)
         else:
-            self._logger.release()
+            if self._life == life:
+                self._logger.release()
 
     def halt(self) -> None:
         """A rollback: what happens from here on, and was not written yet, does not count."""

@@ -10,6 +10,7 @@ from participant.machine import ParticipantMachine
 from participant.machine_events import (
     ControlArrived,
     DeliverToAgents,
+    EndParticipant,
     EnterTopology,
     FrameArrived,
     HaltAgents,
@@ -82,6 +83,16 @@ def restore(incarnation: int, *, session: int = 1, term: int = 1, world: World |
             members=members,
         )
     )
+
+
+@pytest.mark.parametrize(("logged", "durability"), [(True, "epoch"), (False, "turn")])
+def test_participant_of_another_durability_ends(logged, durability):
+    machine = ParticipantMachine("a", logged=logged)
+    registered = Registered(term=1, session=1, incarnation=1, lease_ns=1, durability=durability)
+    (effect,) = machine.step(ControlArrived(message=registered), 0)
+    assert isinstance(effect, EndParticipant)
+    assert durability in effect.reason
+    assert machine.session == 0
 
 
 def test_order_halts_the_agents_loads_their_part_and_is_answered() -> None:
