@@ -75,6 +75,8 @@ FOUR_ONLY: Final = ("partition-ring",)
 DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
 RECOVERABLE: Final = ("bank", "bank", "ring", "pipeline")
 """Workloads that know of nothing outside their agents which a rollback does not take back."""
+OUTSIDE_ONE_OF: Final = 8
+"""One recovering world in so many has an outside world: they take several times as long."""
 RECOVERING_ONLY: Final = ("epoch-spoilt", "queued-orders", "twin")
 """Kinds that are of rollbacks."""
 SPOILING: Final = (
@@ -315,12 +317,16 @@ def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None,
         seed: Draws all of it.
         workload: In place of the one that the seed draws.
         runtimes: In the second mode.
-        recovery: Whether participants come back with rollbacks; None: the seed says.
+        recovery: Whether participants come back with rollbacks; None: the seed says. Some of its worlds that do are of the
+            second mode then, with an outside world of their own: only the drivers have one.
     """
     options = draw_options(seed)
+    recovers = recovery or (recovery is None and stream(seed, "recovers").chance(1, 3))
+    if recovery is None and recovers and workload is None and stream(seed, "outside").chance(1, OUTSIDE_ONE_OF):
+        runtimes, workload = True, "orders"
     if runtimes:
         for_drivers(options)
-    if recovery or (recovery is None and stream(seed, "recovers").chance(1, 3)):
+    if recovers:
         for_recovery(options)
     if workload is not None:
         options.workload = workload
