@@ -31,7 +31,6 @@ from protocol.errors import ConfigError, ObjectConflict, ObjectCorrupt, ObjectMi
 from protocol.limits import FORK_BYTES_MAX, MANIFEST_BYTES_MAX, PACK_OBJECT_BYTES_MAX, SNAPSHOT_OBJECT_BYTES_MAX
 from protocol.manifest import Count, DigestText, Name, Number, Text
 from protocol.ports import PutResult
-from protocol.storage import ensure_format
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -119,7 +118,7 @@ def make_fork(
         source: Store of the original; only read.
         epoch: Committed.
         source_keys: To check its signature; None: it is not checked.
-        target: Store of the fork, which holds nothing yet, or this very fork.
+        target: Store of the fork (its format is there already), which holds nothing yet, or this very fork.
         cluster: Name of the fork.
         keys: Of the fork.
         dry_run: As in `Fork`.
@@ -141,7 +140,6 @@ def make_fork(
         raise ObjectCorrupt("get", key, "its signature is wrong: it was changed, or is of another secret")
     if manifest.cluster == cluster:
         raise ConfigError("--cluster", f"{cluster} is the original's own name; a fork needs another one")
-    ensure_format(target, cluster)
     _demand_empty(target, epoch)
 
     tally = _Tally(target, of=len(manifest.packs) + len(manifest.members) + 2, progress=progress)

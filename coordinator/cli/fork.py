@@ -45,7 +45,7 @@ def fork(
     from protocol.forks import make_fork
     from protocol.ids import cluster_name
     from protocol.keys import ClusterKeys, read_secret
-    from protocol.storage import open_store
+    from protocol.storage import ensure_format, open_store
 
     name = cluster_name(place.cluster)
     source = session.open_store(from_store, from_cluster)
@@ -60,6 +60,7 @@ def fork(
     if not place.store.startswith(("memory:", "file:")):
         Path(place.store).mkdir(mode=0o700, parents=True, exist_ok=True)
     target = open_store(place.store, name)
+    ensure_format(target, name)
     report = make_fork(source, epoch, source_keys, target, name, keys, progress=_bar(session))
     document: dict[str, Any] = {
         "cluster": str(name),
