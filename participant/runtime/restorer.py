@@ -151,6 +151,7 @@ class Restorer:
         Raises:
             StoreError: Store or disk do not work.
             FencedError: A later life has the folder.
+            RecoveryError: It holds outputs for a sink that is not here.
         """
         assert self._turns is not None, "turns are logged"
         recovered = await self._turns.recover(
@@ -164,6 +165,7 @@ class Restorer:
             if self._turns.disturbed:
                 self.forget()
         else:
+            self._outlet.check(self._hosts)
             self.input_position, self.input_tokens = recovered.input_position, recovered.input_tokens
         return recovered
 

@@ -148,7 +148,7 @@ class TurnKeeper:
                 await asyncio.to_thread(self._logger.read)
                 return None
             self._check(base, hosts)
-            await asyncio.to_thread(self._folder.take_over, Life(base.incarnation, base.session))
+            await asyncio.to_thread(self._take_over, base)
             self.disturbed = True
             return await self._replay(base, hosts, loader, start_fresh, allowed, now)
         except (CorruptLog, ObjectCorrupt, ObjectMissing, RecoveryError) as error:
@@ -157,6 +157,12 @@ class TurnKeeper:
             )
             await asyncio.to_thread(self._put_aside)
             return None
+
+    def _take_over(self, base: TurnBase) -> None:
+        """From here on no twin acknowledges anything: what it wrote is read, or does not count. Blocks."""
+        # A later life may have died before it put its own base there: it has written nothing.
+        life = Life(base.incarnation, base.session)
+        self._folder.take_over(max(life, self._folder.highest() or life))
 
     def _check(self, base: TurnBase, hosts: Mapping[str, AgentHost]) -> None:
         if (base.cluster, base.participant) != (self._cluster, self._participant):
@@ -363,6 +369,8 @@ class TurnKeeper:
                 self._lines[peer] = line
                 self._acknowledged.pop(peer, None)
                 self._logger.writer.stream(peer, line)
+        # Who has left comes back as another line, if at all.
+        self._lines = {peer: line for peer, line in self._lines.items() if peer in lines}
 
     def tick(self, machine: ParticipantMachine, outlet: Outlet) -> None:
         """A turn of the loop is over: have all of it written, and say what waits for that."""

@@ -13,6 +13,7 @@ import pytest
 
 from participant import Agent, Context, Participant, ReleasedBeyond, Restoration, Resumed, handler, value
 from participant.runtime.conductor import Conductor, LocalControl
+from participant.runtime.log_files import Life, LocalFolder
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
 from participant.sinks.memory import MemorySink
 from protocol.errors import ConfigError, FencedError
@@ -258,6 +259,36 @@ async def test_crash_in_the_middle_of_everything_loses_and_repeats_nothing(turne
         assert {each.incarnation for each in world.participants.values()} == {1}
         resumed = [event for events in world.events.values() for event in events if isinstance(event, Resumed)]
         assert len(resumed) == sum(world.lives.values())
+
+
+async def test_life_that_died_before_it_wrote_anything_is_in_nobodys_way(turned) -> None:
+    async with turned("a", "b") as world:
+        await pay(world, "a", 10, hops=3)
+        await world.quiet()
+        session = world.participants["a"].session
+        await world.crash("a")
+        # It had a session and the folder, and not a word in the log.
+        LocalFolder(world.local("a"), "a").take_over(Life(1, session + 5))
+        world.conductor._sessions += 5
+        await world.back("a")
+        await pay(world, "b", 10, hops=3)
+        await world.quiet()
+        world.judge(total=2000 + 20)
+        assert world.participants["a"].incarnation == 1
+
+
+async def test_everybody_crashes_and_goes_on_from_where_all_were(turned) -> None:
+    async with turned("a", "b", "c") as world:
+        await pay(world, "a", 30, hops=20)
+        await world.conductor.epoch()
+        await pay(world, "b", 30, hops=20)
+        for name in world.names:
+            await world.crash(name)
+        await world.back(*world.names)
+        await world.conductor.epoch()
+        await world.quiet()
+        world.judge(total=3000 + 60)
+        assert {each.incarnation for each in world.participants.values()} == {1}
 
 
 def test_turns_need_a_place_for_their_log() -> None:
