@@ -733,7 +733,8 @@ class Participant:
         except SnapshotError as error:
             log.warning("%s: what had been released beyond epoch %d cannot be listed: %s", self.id, epoch, error)
             return
-        if not (found.outputs or found.effects or found.notes):
+        silent = any(getattr(sink, "outputs_after", None) is None for sink in self._sinks)
+        if not (found.outputs or found.effects or silent):
             return
         listed = "; ".join(
             f"{each.kind} of {each.agent} to {each.place}: {each.token}" for each in (*found.outputs, *found.effects)

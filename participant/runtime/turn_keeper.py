@@ -20,7 +20,7 @@ import asyncio
 import logging
 import os
 from time import time_ns
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -35,6 +35,7 @@ from protocol.errors import FencedError, ObjectCorrupt, ObjectMissing, RecoveryE
 from protocol.failpoints import fp
 from protocol.ids import AgentId
 from protocol.items import encode_message_item
+from protocol.limits import MIB
 from protocol.outputs import Output
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
     from protocol.messages import Restore
 
 log = logging.getLogger("cleancut.participant.turns")
+
+WANTS_EPOCH_BYTES: Final = 256 * MIB
+"""A log longer than this asks for an epoch, which shortens it."""
 
 
 class Recovered(NamedTuple):
@@ -87,13 +91,25 @@ class KeeperSink(Protocol):
         """The log is poisoned, or somebody else's: the participant must end."""
         ...
 
+    def epoch_wanted(self, reason: str) -> None:
+        """The log is long."""
+        ...
+
 
 class TurnKeeper:
     """The log of turns of one participant, and its base."""
 
     def __init__(
-        self, folder: LocalFolder, *, cluster: str, participant: str, sink: KeeperSink, tasks: TaskSet
+        self,
+        folder: LocalFolder,
+        *,
+        cluster: str,
+        participant: str,
+        sink: KeeperSink,
+        tasks: TaskSet,
+        wants_epoch_bytes: int = WANTS_EPOCH_BYTES,
     ) -> None:
+        self._wants_epoch_bytes = wants_epoch_bytes
         self._folder = folder
         self._cluster = cluster
         self._participant = participant
@@ -112,6 +128,8 @@ class TurnKeeper:
         self._cuts: dict[int, _Cut] = {}
         self._outputs: list[tuple[int, int]] = []
         """Number of the log, newest output that it covers."""
+        self._asked = -1
+        """Position of the base behind which the log has asked for an epoch."""
         self._newest = 0
         """Output that was noted last."""
 
@@ -388,6 +406,10 @@ class TurnKeeper:
         if self._newest < outlet.newest:
             self._newest = outlet.newest
             self._outputs.append((number, self._newest))
+        base = self._base
+        if base is not None and base.position != self._asked and self._logger.log.size > self._wants_epoch_bytes:
+            self._asked = base.position
+            self._sink.epoch_wanted(f"{self._participant}: the log of turns has {self._logger.log.size} bytes")
         if number <= self._logger.log.durable and (machine.gated or self._outputs):
             self._sink.turns_durable(number)
 

@@ -261,6 +261,23 @@ async def test_crash_in_the_middle_of_everything_loses_and_repeats_nothing(turne
         assert len(resumed) == sum(world.lives.values())
 
 
+async def test_log_that_grows_asks_for_an_epoch_once_until_one_commits(turned) -> None:
+    async with turned("a", "b") as world:
+        keeper = world.participants["a"]._turns
+        keeper._wants_epoch_bytes = 4_000
+        await pay(world, "a", 40, hops=6)
+        await world.quiet()
+        assert [
+            reason for reason in world.conductor.requested if "log of turns" in reason
+        ] == world.conductor.requested[:1]
+        assert len(world.conductor.requested) == 1
+        await world.conductor.epoch()
+        await until(lambda: keeper._base.snapshot)
+        await pay(world, "a", 1, hops=6, first=41)
+        await world.quiet()
+        assert len(world.conductor.requested) in (1, 2)
+
+
 async def test_life_that_died_before_it_wrote_anything_is_in_nobodys_way(turned) -> None:
     async with turned("a", "b") as world:
         await pay(world, "a", 10, hops=3)
