@@ -49,6 +49,7 @@ CAUGHT_BY = {
     "acknowledged-at-once": {"I19", "I29"},
     "released-at-emit": {"I30"},
     "released-by-the-newest": {"I30"},
+    "outputs-forgotten": {"I30"},
     "sinks-unfenced": {"I23"},
     "input-not-replayed": {"I19"},
     "input-replayed-whole": {"I6", "I26"},
