@@ -33,7 +33,7 @@ from participant.runtime.conductor import Conductor, LocalControl
 from participant.runtime.participant import Participant
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
 from protocol.contents import decode_value
-from protocol.errors import ConfigError, LimitExceeded, UnknownAgent
+from protocol.errors import ConfigError, LimitExceeded, Refused, UnknownAgent
 from protocol.ids import Instant, cluster_name
 from protocol.keys import ClusterKeys
 from protocol.reading import EpochReader
@@ -214,6 +214,8 @@ class Cluster:
         store: Default: one in memory, gone with the cluster.
         local: Folder for what participants keep on their own disks, outside input among it; without one, input is lost with
             the work that it caused.
+        durability: ``epoch``, or ``turn``, which needs `local`: then `resume` brings those back that crashed, and nobody else
+            notices.
     """
 
     def __init__(
@@ -224,6 +226,7 @@ class Cluster:
         faults: Faults | None = None,
         store: ObjectStore | None = None,
         local: str | None = None,
+        durability: str = "epoch",
     ) -> None:
         if not agents:
             raise ConfigError("agents", "a cluster has at least one agent")
@@ -231,6 +234,7 @@ class Cluster:
         self._messages = tuple(messages)
         self._sinks = tuple(sinks)
         self._local = local
+        self._durability = durability
         self._name = cluster_name("test")
         self.clock = ManualClock()
         self.hub = MemoryHub(faults=faults)
@@ -270,6 +274,7 @@ class Cluster:
             transport="memory",
             store=self.store,
             local=self._local,
+            durability=self._durability,
             secret=SECRET,
             messages=self._registry.types(),
             takes=self._kinds,
@@ -384,6 +389,24 @@ class Cluster:
         await crashed.__aexit__(None, None, None)
         self.conductor.lose(participant)
         self._crashed[participant] = tuple(type(agent)(agent.id.partition("/")[2]) for agent in crashed.agents)
+
+    async def resume(self) -> None:
+        """Start those again that crashed, each from its own log: for clusters with durability ``turn``.
+
+        Agents are made anew with their name alone.
+
+        Raises:
+            Refused: A log is of no use: only `restore` helps.
+        """
+        back = sorted(self._crashed)
+        for name in back:
+            await self._start(name, self._crashed.pop(name))
+        await self.conductor.wait_registered(*self.participants)
+        if self.conductor.lost:
+            raise Refused("not-resumed", f"{', '.join(self.conductor.lost)} cannot go on from a log")
+        for name in back:
+            await self.participants[name].wait_member()
+        await self.conductor.wait_members(*self.participants)
 
     async def restore(
         self,

@@ -308,6 +308,11 @@ class Conductor:
         for number in list(self._open):
             self.abort(number, f"{participant} was lost")
 
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """Whose sessions have ended, and nobody of theirs has gone on from a log; sorted."""
+        return tuple(sorted(self._lost))
+
     # --- from participants --------------------------------------------------------------------------------------------
 
     def received(self, line: Line, message: ToCoordinator) -> None:

@@ -97,6 +97,19 @@ def accounts(count: int) -> list[Account]:
     return [Account(name.partition("/")[2], tuple(other for other in names if other != name)) for name in names]
 
 
+async def test_cluster_with_logged_turns_resumes_who_crashed(tmp_path) -> None:
+    async with Cluster(Account("a"), Account("b", ("account/a",)), local=str(tmp_path), durability="turn") as cluster:
+        await cluster.send("account/b", Pay(5, hops=1))
+        await cluster.idle()
+        await cluster.crash("p1")
+        await cluster.resume()
+        await cluster.send("account/b", Pay(2, hops=1))
+        await cluster.idle()
+        assert cluster["account/a"].cents == 107
+        assert cluster.participant_of("account/b").incarnation == 1
+        await cluster.epoch()
+
+
 async def test_a_message_is_handled_and_an_epoch_holds_the_state() -> None:
     async with Cluster(Account("main")) as cluster:
         await cluster.send("account/main", Pay(23))
