@@ -10,8 +10,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.events import RestoreRequested
-from protocol.digests import snapshot_key
-from protocol.ids import ClusterName
+from protocol.digests import manifest_key, snapshot_key
+from protocol.ids import ClusterName, Epoch
 from protocol.keys import ClusterKeys
 from protocol.messages import Registered, Restore, StartEpoch, TopologyChanged
 from protocol.wire import FrameCodec
@@ -112,6 +112,8 @@ class SimulatedCluster:
         self._random = stream(options.seed, "cluster")
         self._disks: dict[str, LocalDisk] = {}
         self._operator_random = stream(options.seed, "operator")
+        self.asked_for: dict[int, None] = {}
+        """Epochs that an operator has asked for by number."""
         self._queued: dict[str, tuple[int, list[ToParticipant]]] = {}
         """Participant -> life and the last orders that it was given."""
         self.late_orders = 0
@@ -129,6 +131,22 @@ class SimulatedCluster:
         if self.options.by_hand:
             self.world.after(OPERATOR_NS, self._operator_random, self._operator_looks, 1)
 
+    def _operators_choice(self) -> int | None:
+        """Most often the newest; now and then the one before, of those that are there."""
+        if not self._operator_random.chance(1, 3):
+            return None
+        history, spoiled = self.oracles.history, self.store.spoiled.meant
+        there = [
+            number
+            for number, state in history.states.items()
+            if state == "committed" and number not in history.given_up and manifest_key(Epoch(number)) not in spoiled
+        ]
+        if len(there) < 2:
+            return None
+        self.asked_for[there[-2]] = None
+        self.probes.hit("restore.asked_for_older")
+        return there[-2]
+
     def _operator_looks(self, number: int) -> None:
         """Where somebody is lost, or a rollback has failed, the operator asks for one."""
         leader = self.log.leader
@@ -138,7 +156,8 @@ class SimulatedCluster:
             failed = record is not None and record.state == "failed"
             if ledger.lost_members() or failed:
                 self.probes.hit("restore.by_hand")
-                request = RestoreRequested(request=f"restore-{number}", epoch=None, reason="an operator wants it so")
+                epoch = self._operators_choice()
+                request = RestoreRequested(request=f"restore-{number}", epoch=epoch, reason="an operator wants it so")
                 leader.enter(leader.feed, request)
         pause = OPERATOR_NS + self._operator_random.below(2 * OPERATOR_NS)
         self.world.after(pause, self._operator_random, self._operator_looks, number + 1)
