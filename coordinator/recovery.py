@@ -165,6 +165,8 @@ class RecoveryKeeper:
     def _is_under_way(self, record: RollbackRecord, event: RestoreRequested) -> bool:
         wanted = self._ledger.recovery_epoch if event.epoch is None else event.epoch
         same_names = event.epoch is None or tuple(sorted(event.renames)) == record.renames
+        if self._ledger.lost_members():
+            return False  # it cannot come through any more: asked again, it is another one
         return record.running and record.epoch == wanted and same_names and not event.moves
 
     def _immovable(self, moves: tuple[tuple[str, str], ...]) -> str:

@@ -221,6 +221,10 @@ class InputIndex:
         """
         return next((join.position for join in self._joins if join.epoch >= epoch), end)
 
+    def joined_after(self, epoch: int) -> bool:
+        """Whether a membership is noted that began after that epoch."""
+        return any(join.epoch >= epoch for join in self._joins)
+
     def deletable(self, *, keep: int = MARKS_KEPT) -> int:
         """Every record below this number can go: the epochs that matter hold it.
 

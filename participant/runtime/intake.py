@@ -122,17 +122,13 @@ class Intake:
         self._participant = participant
         self._identity = LogIdentity("inputs", cluster, participant)
         self._files = folder.files(LOG_NAME)
-        self._log = DurableLog(
-            self._files,
-            self._identity,
-            owner=folder,
-            segment_bytes=max(SEGMENT_BYTES_MIN, min(LOG_SEGMENT_BYTES, bytes_max // SEGMENTS)),
-        )
-        self._group = GroupCommit(self._log, on_durable=self._durable, on_failure=failed)
-        self._enters = enters
+        self._failed = failed
         self._bytes_max = bytes_max
+        self._new_log()
+        self._begun = False
+        """This process has been the log's writer."""
+        self._enters = enters
         self._allow_lost = allow_lost
-        self._index = InputIndex()
         self._waiting: deque[tuple[int, InputRecord, Delivery]] = deque()
         """In the log, maybe not durable, and not given to the machine."""
         self._waiting_bytes = 0
@@ -148,6 +144,8 @@ class Intake:
         self._ticket = 0
         self.position = 0
         """Of the newest input that the machine has."""
+        self._membership_begins = False
+        """With the restore that follows, as none of the log's is of after its epoch."""
         self._cuts: dict[int, int] = {}
         self._truncated_at = 0
         """Newest segment when deleting was last tried."""
@@ -170,6 +168,25 @@ class Intake:
             StoreError: Somebody else's, or the system's error.
         """
         await asyncio.to_thread(self._recover)
+
+    async def taken_over(self) -> None:
+        """The folder has become ours: what its former owner has written since `open` counts.
+
+        Whoever looks after the process may have started it while the one before was still at work, and acknowledged input.
+
+        Raises:
+            CorruptLog: As `open`.
+            StoreError: As `open`.
+        """
+        if not self._begun and not self._closed:
+            self._new_log()
+            await asyncio.to_thread(self._recover)
+
+    def _new_log(self) -> None:
+        segment_bytes = max(SEGMENT_BYTES_MIN, min(LOG_SEGMENT_BYTES, self._bytes_max // SEGMENTS))
+        self._log = DurableLog(self._files, self._identity, owner=self._folder, segment_bytes=segment_bytes)
+        self._group = GroupCommit(self._log, on_durable=self._durable, on_failure=self._failed)
+        self._index = InputIndex()
 
     def _recover(self) -> None:
         first = LogMap(self._files.names(), self._files.read_head, self._identity, self._files.where).first
@@ -202,6 +219,7 @@ class Intake:
         self.pause()
         self._cuts.clear()
         end = self._log.next - 1
+        self._membership_begins = epoch is not None and position is None and not self._index.joined_after(epoch)
         if epoch is None:
             self.position = end
         elif position is None:
@@ -251,7 +269,7 @@ class Intake:
         if first > position + 1 and not self._allow_lost:
             raise InputsMissing(self._files.where, wanted=position + 1, first=first)
 
-    async def restore(self, life: Life, ticket: int) -> int:
+    async def restore(self, life: Life, ticket: int, *, newest_epoch: int = 0) -> int:
         """Take input from now on, after the agents came back from an epoch: what came behind its position enters again.
 
         Where inputs are not in the log any more (`check` tells before), their tokens are forgotten.
@@ -259,6 +277,7 @@ class Intake:
         Args:
             life: Of this participant, in the new incarnation.
             ticket: Of `hold`.
+            newest_epoch: Highest epoch ever started.
 
         Returns:
             How many entered again.
@@ -269,7 +288,7 @@ class Intake:
             StoreError: The disk does not work.
         """
         try:
-            return await self._restore(life, ticket)
+            return await self._restore(life, ticket, newest_epoch)
         finally:
             self._entered(ticket)
 
@@ -277,8 +296,17 @@ class Intake:
         if ticket == self._ticket:
             self._entering = False
 
-    async def _restore(self, life: Life, ticket: int) -> int:
+    async def _restore(self, life: Life, ticket: int, newest_epoch: int) -> int:
         await self._begin(life, ticket)
+        if self._membership_begins:
+            # A participant that is new here may come in with a rollback of all: the next one, to an epoch without it, finds
+            # here where its input began.
+            record = JoinRecord(newest_epoch, self.position)
+            number = self._group.append(encode_record(record))
+            self._index.apply(number, record)
+            await self._group.wait_durable(number)
+            self._demand(ticket)
+            self._membership_begins = False
         position = self.position
         first = await asyncio.to_thread(self._first)
         self._demand(ticket)
@@ -313,6 +341,7 @@ class Intake:
         await asyncio.to_thread(self._folder.take_over, life)
         self._demand(ticket)
         self._log.begin(life)
+        self._begun = True
         # What was written and has not entered comes with the replay.
         self._waiting.clear()
         self._waiting_bytes = 0

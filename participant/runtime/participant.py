@@ -1011,7 +1011,8 @@ class Participant:
                 position=self._restorer.input_position,
                 tokens=self._restorer.input_tokens,
             )
-            self._tasks.spawn(self._open_intake(intake.restore(life, ticket)), name="input comes again")
+            restoring = intake.restore(life, ticket, newest_epoch=self._machine.newest_epoch)
+            self._tasks.spawn(self._open_intake(restoring), name="input comes again")
         else:
             ticket = intake.hold(epoch=None)
             joining = intake.join(life, ticket, newest_epoch=self._machine.newest_epoch)

@@ -165,6 +165,8 @@ class Restorer:
         assert self._folder is not None, "a number without a disk"
         try:
             await asyncio.to_thread(self._folder.take_over, life)
+            if self._intake is not None:
+                await self._intake.taken_over()
         except FencedError as error:
             self._sink.restore_fenced(error)
         except SnapshotError as error:

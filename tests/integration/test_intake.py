@@ -253,6 +253,34 @@ async def test_a_member_with_fresh_agents_replays_nothing_and_a_rollback_before_
     await closed(second)
 
 
+async def test_a_member_that_came_in_with_a_rollback_gets_its_input_back_by_the_next_one(tmp_path):
+    """It was never a joiner: no cut of the epoch names it, and its own log has to tell where it began."""
+    async with Desk(tmp_path) as first:
+        assert await first.restore(Life(2, 1), epoch=0, position=None) == 0
+        await first.add("a", token="ta")
+        assert await first.restore(Life(3, 1), epoch=0, position=None) == 1
+        await first.add("b", token="tb")
+    async with Desk(tmp_path) as second:
+        assert await second.restore(Life(4, 2), epoch=0, position=None) == 2
+        assert second.entered == ["a", "b"]
+        assert (await second.add("a", token="ta")).duplicate
+
+
+async def test_a_process_that_started_beside_the_one_before_finds_what_that_acknowledged_meanwhile(tmp_path):
+    before = await joined(tmp_path)
+    async with Desk(tmp_path) as after:
+        await before.add("late", token="t")
+        life = Life(2, 2)
+        after.intake._folder.take_over(life)
+        await after.intake.taken_over()
+        assert await after.restore(life, epoch=0, position=1) == 1
+        assert after.entered == ["late"]
+        assert (await after.add("late", token="t")).duplicate
+    with pytest.raises(FencedError):
+        await before.add("too late")
+    await closed(before)
+
+
 async def test_a_lost_disk_never_gives_the_same_position_twice(tmp_path):
     desk = Desk(tmp_path)
     await desk.intake.open()

@@ -627,6 +627,23 @@ def test_the_same_command_while_it_is_under_way_is_the_same_rollback():
     assert world.ledger.state.incarnation == 2
 
 
+def test_with_a_manual_policy_the_same_command_is_another_rollback_when_a_member_was_lost_on_the_way():
+    world = cluster("a", "b", policy=replace_struct(RECOVERING, recovery="manual"))
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    world.participants["b"].restores_slowly = True
+    first = world.restore(1)
+    world.run(until=lambda: first in world.answers)
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=lambda: bool(world.ledger.lost_members()) and world.ledger.state.participants["b"].live)
+    again = world.restore(1)
+    world.run(until=lambda: again in world.answers)
+    assert world.answers[again]["incarnation"] == 3, "what began cannot come through without that session"
+    world.run(until=recovered(world, 3))
+
+
 def test_policy_may_refuse_to_go_further_back_by_itself():
     world = cluster("a", "b", policy=replace_struct(RECOVERING, fallback="refuse"))
     for number in (1, 2):
