@@ -607,11 +607,15 @@ class RecoveryKeeper:
             self._request = None
             self._desk.refuse(request.request, "corrupt", f"epoch {wanted} cannot be restored: {self._spoilt[wanted]}")
             return None
-        # The newest good one. The start is none of them: it would give up everything that was ever released.
+        # The newest good one of those that the present comes from: an operator's step back stays. The start is none of them: it
+        # would give up everything that was ever released.
         older = [
             number
             for number in sorted(ledger.state.epochs, reverse=True)
-            if number < wanted and ledger.state.epochs[number].state == COMMITTED and number not in self._spoilt
+            if number < wanted
+            and ledger.state.epochs[number].state == COMMITTED
+            and number not in self._spoilt
+            and ledger.descends_from(number)
         ]
         refuses = ledger.policy.fallback == "refuse"
         if older and not refuses:

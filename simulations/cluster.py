@@ -9,8 +9,9 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
-from protocol.digests import snapshot_key
-from protocol.ids import ClusterName
+from coordinator.events import RestoreRequested
+from protocol.digests import manifest_key, snapshot_key
+from protocol.ids import ClusterName, Epoch
 from protocol.keys import ClusterKeys
 from protocol.messages import Registered, Restore, StartEpoch, TopologyChanged
 from protocol.wire import FrameCodec
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
+KILLED_TWIN_NS: Final = 3 * SECOND
+OPERATOR_NS: Final = SECOND
 QUEUED_ORDERS: Final = 6
 HEALED_START_NS: Final = 100 * MS
 """Until those that are down when all is healed start again."""
@@ -92,6 +95,8 @@ class SimulatedCluster:
         self.lines: list[ControlLine] = []
         self.leaving: set[str] = set()
         """Participants that were told to leave; asked, never iterated."""
+        self.frozen: list[ParticipantLife] = []
+        """Those in whose place another process was started while they slept."""
         self.have_left: dict[str, None] = {}
         """Participants that have left in order at some time: what they had is theirs no more."""
         self.healing = False
@@ -106,6 +111,9 @@ class SimulatedCluster:
         self._line_number = 0
         self._random = stream(options.seed, "cluster")
         self._disks: dict[str, LocalDisk] = {}
+        self._operator_random = stream(options.seed, "operator")
+        self.asked_for: dict[int, None] = {}
+        """Epochs that an operator has asked for by number."""
         self._queued: dict[str, tuple[int, list[ToParticipant]]] = {}
         """Participant -> life and the last orders that it was given."""
         self.late_orders = 0
@@ -120,6 +128,39 @@ class SimulatedCluster:
             self.world.after(self._random.below(100 * MS), self._random, self.start_coordinator, name)
         for name in self.participants:
             self.world.after(self._random.below(300 * MS), self._random, self.start_participant, name)
+        if self.options.by_hand:
+            self.world.after(OPERATOR_NS, self._operator_random, self._operator_looks, 1)
+
+    def _operators_choice(self) -> int | None:
+        """Most often the newest; now and then the one before, of those that are there."""
+        if not self._operator_random.chance(1, 3):
+            return None
+        history, spoiled = self.oracles.history, self.store.spoiled.meant
+        there = [
+            number
+            for number, state in history.states.items()
+            if state == "committed" and number not in history.given_up and manifest_key(Epoch(number)) not in spoiled
+        ]
+        if len(there) < 2:
+            return None
+        self.asked_for[there[-2]] = None
+        self.probes.hit("restore.asked_for_older")
+        return there[-2]
+
+    def _operator_looks(self, number: int) -> None:
+        """Where somebody is lost, or a rollback has failed, the operator asks for one."""
+        leader = self.log.leader
+        if leader is not None and leader.alive and leader.machine.leading:
+            ledger = leader.ledger
+            record = ledger.rollback
+            failed = record is not None and record.state == "failed"
+            if ledger.lost_members() or failed:
+                self.probes.hit("restore.by_hand")
+                epoch = self._operators_choice()
+                request = RestoreRequested(request=f"restore-{number}", epoch=epoch, reason="an operator wants it so")
+                leader.enter(leader.feed, request)
+        pause = OPERATOR_NS + self._operator_random.below(2 * OPERATOR_NS)
+        self.world.after(pause, self._operator_random, self._operator_looks, number + 1)
 
     # --- what the second mode does otherwise ----------------------------------------------------------------------------
 
@@ -192,6 +233,10 @@ class SimulatedCluster:
 
     def participant_ended(self, life: ParticipantLife) -> None:
         """A life is over by itself."""
+        if life in self.frozen:
+            self.probes.hit("twin.ended")
+            self._over(life, "closed")
+            return
         if life.ended == "left":
             self.have_left[life.name] = None
         self._gone(life, "closed")
@@ -199,14 +244,37 @@ class SimulatedCluster:
 
     def _gone(self, life: ParticipantLife, reason: str) -> None:
         self.participant_deaths += 1
-        life.die()
+        self._over(life, reason)
         self.disk_of(life.name).machine_stopped()
-        life.pump.close()
         self.store.died(life.name)
+
+    def _over(self, life: ParticipantLife, reason: str) -> None:
+        life.die()
+        life.pump.close()
         self.network.died(life)
         line = life.control.line
         if line is not None:
             self.world.after(self.options.latency_ns, self._random, line.cut, reason)
+
+    def freeze_with_twin(self, name: str) -> ParticipantLife | None:
+        """A participant stops, as by SIGSTOP, and whoever looks after it starts another process in its place.
+
+        Returns:
+            The frozen one; None: there is nobody to freeze.
+        """
+        life = self.lives.get(name)
+        if life is None or not life.alive or life.asleep is not None or not life.ghost.session:
+            return None
+        life.suspend()
+        self.frozen.append(life)
+        del self.lives[name]
+        self.start_participant(name)
+        return life
+
+    def _kill_twin(self, twin: ParticipantLife) -> None:
+        if twin.alive:
+            self.probes.hit("twin.killed")
+            self._over(twin, "reset by peer")
 
     def orders_seen(self, life: ParticipantLife, message: ToParticipant) -> None:
         """A life was told something: kept, so that orders can come to the next one as if they had waited in a queue."""
@@ -359,6 +427,11 @@ class SimulatedCluster:
             if life is not None and life.asleep is not None:
                 life.resume()
         self.log.heal()
+        for twin in self.frozen:
+            if twin.asleep is not None:
+                twin.resume()
+            # If it still has its session, its successor waits for that: an operator decides.
+            self.world.after(KILLED_TWIN_NS, self._random, self._kill_twin, twin)
         for name in self.participants:
             participant = self.lives.get(name)
             if participant is not None and participant.asleep is not None:
@@ -398,6 +471,8 @@ class SimulatedCluster:
 
     def idle(self) -> bool:
         """Nothing is on its way and nobody has anything to do."""
+        if self.options.recovery and not all(life.member for life in self.lives.values()):
+            return False  # a rollback is under way
         return all(
             life.alive
             and not life.pump.busy

@@ -6,7 +6,7 @@ old as the replicated log's compaction left it, and applies the rest again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, Literal, assert_never
 
 from coordinator.assembler import assemble_from_store
 from coordinator.events import (
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from protocol.errors import StoreError
     from simulations.cluster import SimulatedCluster
     from simulations.control import ControlLine
+    from simulations.options import Options
 
 COMPACTED_EVERY: Final = 32
 """Entries between two compactions."""
@@ -97,7 +98,7 @@ class CoordinatorLife(Process):
                 pause_ns=options.pause_ns,
                 deadline_ns=options.deadline_ns,
                 max_concurrent=options.max_concurrent,
-                recovery="auto" if options.recovery else "off",
+                recovery=_policy_word(options),
                 takeover_after_ns=0,
                 max_rollbacks=0,
             ),
@@ -354,6 +355,12 @@ class CoordinatorLife(Process):
 
 
 _SENT: Final = {"StartEpoch": "order.sent", "EpochCommitted": "commit.announced", "Restore": "restore.sent"}
+
+
+def _policy_word(options: Options) -> Literal["auto", "manual", "off"]:
+    if not options.recovery:
+        return "off"
+    return "manual" if options.by_hand else "auto"
 
 
 def _url(name: str) -> str:

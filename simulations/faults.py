@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from coordinator.events import AbortRequested, EpochTriggered
+from protocol.digests import manifest_key
+from protocol.ids import Epoch
 from simulations.control import PATIENCE_NS
 from simulations.options import Fault
 from simulations.oracles.rot import check_listing
@@ -71,8 +73,24 @@ RECOVERY_POINTS: Final = (
     "restored.applied",
 )
 """Of worlds that recover, in the order of a rollback."""
-NOT_IN_WORLDS: Final = ("effect.", "input.", "log.", "output.", "sink.")
-"""Beginnings of the points that simulated participants never pass: steps, outputs, and logs on disks of their own."""
+OUTSIDE_POINTS: Final = (
+    "log.before_append",
+    "log.before_sync",
+    "log.after_sync",
+    "log.before_rotate",
+    "log.after_rotate",
+    "output.before_deliver",
+    "output.after_deliver",
+    "input.durable",
+    "effect.before_claim",
+    "effect.claimed",
+    "effect.called",
+    "effect.before_record",
+    "effect.recorded",
+)
+"""Of participants in the second mode that make steps, emit, and take logged input: `orders`."""
+NOT_IN_WORLDS: Final = ("log.before_truncate", "sink.")
+"""Beginnings of the points that no simulated participant passes: logs that grow long, and sinks of the product."""
 
 TAKEOVER_NS: Final = 20 * SECOND
 """Until who died is surely a member again: a lease, a registration, two topologies."""
@@ -528,6 +546,28 @@ def _power_cut(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> b
     return cluster.options.disk and cluster.power_cut(fault.for_ns)
 
 
+def _spoil_newest(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """The newest epoch rots in the store just when it is needed: a participant dies in that moment. Another one is there."""
+    history, spoiled = cluster.oracles.history, cluster.store.spoiled.meant
+    keys = [manifest_key(Epoch(number)) for number, state in history.states.items() if state == "committed"]
+    if len([key for key in keys if key not in spoiled]) < 2 or not history.recoverable:
+        return False
+    key = manifest_key(Epoch(history.recoverable))
+    if key in spoiled or not cluster.store.spoil(key):
+        return False
+    cluster.crash_participant(fault.who, fault.for_ns)
+    return True
+
+
+def _twin(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A participant freezes, another process of its name is started, and then it wakes."""
+    frozen = cluster.freeze_with_twin(fault.who)
+    if frozen is None:
+        return False
+    cluster.world.after(fault.for_ns, injector._random, frozen.resume)  # noqa: SLF001 - one module
+    return True
+
+
 def _queued_orders(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     """Orders for sessions that have ended come to those that follow."""
     cluster.late_orders = fault.rate
@@ -637,6 +677,8 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "disk-died": _store_rate("die_in_put"),
     "power-cut": (_power_cut, None),
     "clock": (_clock, None),
+    "epoch-spoilt": (_spoil_newest, None),
+    "twin": (_twin, None),
     "queued-orders": (_queued_orders, _end_queued_orders),
     "stop": (_stop, None),
     "stop-coordinator": (_stop, None),

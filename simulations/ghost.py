@@ -106,6 +106,8 @@ class GhostLife:
         """That its agents are in, or are being restored for."""
         self.opening: int | None = None
         """What its agents held of the workload's total when they were restored; None: they began fresh."""
+        self._obeyed = 0
+        """Incarnation that it was ordered into last."""
         self.is_restored = False
         """It has its part, and its agents have not begun."""
         self.version: int = 0
@@ -260,12 +262,17 @@ class GhostLife:
         outputs.halted(self.session, self.incarnation)
         self.incarnation = int(self._life.machine.incarnation)
         outputs.entered = max(outputs.entered, self.incarnation)
-        self._ghost.rollbacks.enters(self._life, self.incarnation)
+        self._obeyed = self.incarnation
         self.is_restored = False
         self.routes, self.outgoing, self.incoming = {}, {}, {}
         self.outgoing_ever, self.incoming_ever, self.unrouted = [], [], []
         # What it knows of others is of an incarnation that is over; its own moments go on.
         self.clock = {self.session: self.clock.get(self.session, 0)}
+
+    def persisted(self, incarnation: int) -> None:
+        """An incarnation is on its disk: if it was ordered into it, it has entered it."""
+        if incarnation == self._obeyed:
+            self._ghost.rollbacks.enters(self._life, incarnation)
 
     def restored(self, order: Restore, loaded: Loaded) -> None:
         """Its agents were loaded just now."""

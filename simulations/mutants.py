@@ -608,6 +608,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
         recovery=True,
     ),
     "timers-twice": Mutant(what="timers come back twice", patch=at_recovery.timers_twice, blind=False, recovery=True),
+    "no-way-further-back": Mutant(
+        what="an epoch that cannot be restored is tried for ever",
+        patch=at_recovery.no_way_further_back,
+        blind=False,
+        recovery=True,
+    ),
+    "owner-unchecked": Mutant(
+        what="whoever writes a log does not look whether it is still the owner",
+        patch=at_outside.owner_unchecked,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
     "claim-after-call": Mutant(
         what="a step is claimed when it has been done",
         patch=at_outside.claim_after_call,

@@ -217,3 +217,20 @@ def input_tokens_forgotten(patcher: Patcher) -> None:
         return forgetful
 
     patcher.method(Intake, "_recover", make)
+
+
+def owner_unchecked(patcher: Patcher) -> None:
+    """Whoever writes a log does not look whether the folder is still its own."""
+    from participant.runtime.durable_log import DurableLog
+
+    def make(write: Any) -> Any:  # noqa: ANN401 - the patched method
+        def trusting(self: Any, job: Any) -> None:  # noqa: ANN401 - as the method
+            owner, self._owner = self._owner, None
+            try:
+                write(self, job)
+            finally:
+                self._owner = owner
+
+        return trusting
+
+    patcher.method(DurableLog, "write", make)

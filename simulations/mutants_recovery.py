@@ -212,3 +212,10 @@ def timers_twice(patcher: Patcher) -> None:
         )
 
     patcher.method(AgentHost, "load", make)
+
+
+def no_way_further_back(patcher: Patcher) -> None:
+    """A rollback to an epoch that cannot be read is tried for ever."""
+    from coordinator.recovery import RecoveryKeeper
+
+    patcher.method(RecoveryKeeper, "_choose", lambda _: lambda self: self._ledger.recovery_epoch)

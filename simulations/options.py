@@ -131,6 +131,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Every fourth manifest is also judged by the product's own `verify`: down to the chunks; False: without them."""
     recovery: bool = False
     """A participant that is lost comes back with a rollback; else with fresh agents, and the others go on without it."""
+    by_hand: bool = False
+    """With `recovery`: the policy is manual, and an operator who looks now and then asks for each rollback."""
     runtimes: bool = False
     """The second mode: the asyncio drivers of participants and coordinators run, too."""
     mutant: str = ""
@@ -221,7 +223,7 @@ def check_run(run: Run) -> None:
     Raises:
         ValueError: A value is out of its bounds, or names nothing.
     """
-    from simulations.faults import KINDS, POINTS
+    from simulations.faults import KINDS, OUTSIDE_POINTS, POINTS, RECOVERY_POINTS
     from simulations.mutants import MUTANTS
 
     options = run.options
@@ -235,7 +237,7 @@ def check_run(run: Run) -> None:
         what = f"fault {index + 1}"
         _known(f"kind of {what}", fault.kind, tuple(KINDS))
         if fault.point or fault.kind == "crash-at":
-            _known(f"point of {what}", fault.point, POINTS)
+            _known(f"point of {what}", fault.point, (*POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS))
         for name in ("at_ns", "for_ns"):
             _between(f"{name} of {what}", getattr(fault, name), 0, LENGTH_MAX_NS)
         _between(f"rate of {what}", fault.rate, 0, 1_000_000)

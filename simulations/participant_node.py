@@ -50,6 +50,7 @@ from protocol.errors import Overloaded, Refused, WireError
 from protocol.ids import MESSAGE_ID_BYTES, AgentId, Instant, MessageId, ParticipantId
 from protocol.messages import Envelope, LocalReport, Register, Restored
 from simulations.control import ControlClient
+from simulations.local_disk import SimulatedFolder
 from simulations.oracles.parked import EarlyFrames
 from simulations.prng import stream
 from simulations.restores import Restores
@@ -153,6 +154,7 @@ class ParticipantLife(Process):
             entered=cluster.entered.get(self.name, 0),
             has_disk=cluster.options.recovery,
         )
+        self.folder: SimulatedFolder | None = SimulatedFolder(cluster.disk_of(self.name))
         self.pump = cluster.workload.pump(self)
         self.uploads = Uploads(self)
         self.restores = Restores(self)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from participant.machine_events import IncarnationPersisted, LocalNotRestored, LocalRestored
 from participant.runtime.loader import Beginning, Loader, failure_kind
-from protocol.errors import RecoveryError, SnapshotError, StoreError
+from participant.runtime.log_files import Life
+from protocol.errors import FencedError, RecoveryError, SnapshotError, StoreError
 from protocol.ids import Instant, ParticipantId
 from protocol.limits import RESTORE_RETRY_NS
 from simulations.world import MS
@@ -61,8 +62,13 @@ class Restores:
 
     def _persisted(self, incarnation: int) -> None:
         life = self._life
-        disks = life.cluster.entered
-        disks[life.name] = max(disks.get(life.name, 0), incarnation)
+        try:
+            assert life.folder is not None, "lives of this mode have one"
+            life.folder.take_over(Life(incarnation, life.ghost.session))
+        except FencedError as error:
+            life.end(f"fenced: {error}")
+            return
+        life.ghost.persisted(incarnation)
         life.point("restore.entered")
         if life.alive:
             life.step(IncarnationPersisted(incarnation=incarnation))

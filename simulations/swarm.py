@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from participant.packing import PIECE_BYTES
 from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
-from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, RECOVERY_POINTS, STUCK_AT
+from simulations.faults import DRIVERS_ONLY, KINDS, OUTSIDE_POINTS, POINTS, RECOVERY_POINTS, STUCK_AT
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
@@ -43,6 +43,8 @@ HEAVY: Final = (
     "log-install",
     "stop",
     "stop-coordinator",
+    "epoch-spoilt",
+    "twin",
 )
 """Kinds after which little works for seconds: a world that is always down tests nothing."""
 HEAVY_MAX: Final = 3
@@ -73,6 +75,10 @@ FOUR_ONLY: Final = ("partition-ring",)
 DISK_ONLY: Final = ("disk-fsync", "disk-died", "power-cut")
 RECOVERABLE: Final = ("bank", "bank", "ring", "pipeline")
 """Workloads that know of nothing outside their agents which a rollback does not take back."""
+OUTSIDE_ONE_OF: Final = 8
+"""One recovering world in so many has an outside world: they take several times as long."""
+RECOVERING_ONLY: Final = ("epoch-spoilt", "queued-orders", "twin")
+"""Kinds that are of rollbacks."""
 SPOILING: Final = (
     "store-rot",
     "store-rot-manifest",
@@ -137,8 +143,11 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
 def for_recovery(options: Options) -> None:
     """The same world, in which a lost participant comes back with a rollback."""
     options.recovery = True
+    options.by_hand = bool(stream(options.seed, "by hand").chance(1, 6))
     random = stream(options.seed, "recovery")
     workload = options.workload if options.workload in RECOVERABLE else random.pick(RECOVERABLE)
+    if options.runtimes and random.chance(1, 2):
+        workload = "orders"
     if workload != options.workload:
         options.workload = workload
         fit_workload(options)
@@ -234,7 +243,7 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         on = [kind for kind in every if chooser.chance(1, density)]
         if options.runtimes:
             on += [kind for kind in DRIVERS_ONLY if chooser.chance(1, 3)]
-    points = (*POINTS, *RECOVERY_POINTS, *RECOVERY_POINTS) if options.recovery else POINTS
+    points = points_of(options)
     found: list[Fault] = (
         forced(options, points[options.seed % len(points)]) if force and kinds is None and draw >= 20 else []
     )
@@ -259,10 +268,20 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
 
 
+def points_of(options: Options) -> tuple[str, ...]:
+    """Points at which processes of this world can be made to crash."""
+    if not options.recovery:
+        return POINTS
+    outside = OUTSIDE_POINTS if options.workload == "orders" and options.runtimes else ()
+    return (*POINTS, *RECOVERY_POINTS, *RECOVERY_POINTS, *outside, *outside)
+
+
 def _exists(kind: str, options: Options) -> bool:
     """Whether this world has what such a fault hits."""
     return not (
         (options.recovery and kind in SPOILING)
+        or (not options.recovery and kind in RECOVERING_ONLY)
+        or (options.workload == "orders" and kind == "leave")
         or (options.broker and kind in STREAM_ONLY)
         or (not options.broker and kind in BROKER_ONLY)
         or (not options.disk and kind in DISK_ONLY)
@@ -294,12 +313,16 @@ def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None,
         seed: Draws all of it.
         workload: In place of the one that the seed draws.
         runtimes: In the second mode.
-        recovery: Whether participants come back with rollbacks; None: the seed says.
+        recovery: Whether participants come back with rollbacks; None: the seed says. Some of its worlds that do are of the
+            second mode then, with an outside world of their own: only the drivers have one.
     """
     options = draw_options(seed)
+    recovers = recovery or (recovery is None and stream(seed, "recovers").chance(1, 3))
+    if recovery is None and recovers and workload is None and stream(seed, "outside").chance(1, OUTSIDE_ONE_OF):
+        runtimes, workload = True, "orders"
     if runtimes:
         for_drivers(options)
-    if recovery or (recovery is None and stream(seed, "recovers").chance(1, 3)):
+    if recovers:
         for_recovery(options)
     if workload is not None:
         options.workload = workload
@@ -337,6 +360,13 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
+    elif kind == "epoch-spoilt":
+        fault.who = who
+        fault.at_ns = random.between(options.faults_ns // 2, options.faults_ns)
+    elif kind == "twin":
+        # Long enough for its successor, most often, to have begun.
+        fault.who = who
+        fault.for_ns = options.lease_ns + random.below(6 * SECOND)
     elif kind in {"crash", "pause", "leave", "cut-control"}:
         fault.who = who
     elif kind in {"cut", "half-open", "block", "replay", "forge"}:
@@ -353,7 +383,7 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind == "pause-coordinator":
         fault.who = random.pick(("", *coordinators))
     elif kind == "crash-at":
-        fault.point = random.pick((*POINTS, *RECOVERY_POINTS) if options.recovery else POINTS)
+        fault.point = random.pick(points_of(options))
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)

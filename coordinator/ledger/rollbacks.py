@@ -126,6 +126,18 @@ class RollbackRules:
             return record.epoch
         return self.state.base
 
+    def descends_from(self, epoch: int) -> bool:
+        """Whether what runs now comes from this epoch: no rollback has given it up by going back further.
+
+        Rollbacks that are not remembered any more count as none.
+        """
+        record = self.state.epochs.get(epoch)
+        return record is not None and all(
+            epoch <= rollback.epoch
+            for rollback in self.state.rollbacks.values()
+            if rollback.incarnation > record.incarnation
+        )
+
     def lost_members(self) -> tuple[Member, ...]:
         """Members of the topology whose session has ended without a goodbye, by id."""
         if not self._gone_count:

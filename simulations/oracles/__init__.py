@@ -12,16 +12,19 @@ module              invariants (names of RELIABILITY.md section 3)
 `durability`        I12 a visible manifest has all its objects; I14 a power cut takes no committed epoch
 `rot`               I16 spoiled objects are noticed before they are used, found and named; I14 and all others are whole
 `rollbacks`         I22 to I28: fences, lives, bases, and what each participant was given back
-`liveness`          L1, L2, L3 in the healed world
+`parked`            I25 what comes early from a newer incarnation is kept, and handed on when its receiver is in it
+`liveness`          L1, L2, L3 in the healed world; L8 where the newest epoch was damaged
 `transcripts`       I5 for conversations: both sides' transcripts, and what is on its way between them
 `effects`           I29 an effect is done once, and a state remembers what was done
+`outputs`           I22 and I30 at a sink: no zombie writes, nothing leaves that could be undone
+`orders`            I29 for charges, I19 for acknowledged input, I6; I30 in the end
 `chunks`            I12 over time: what any epoch named stays where it was
 `growth`            L6 for states: what an epoch adds is bounded by what changed
 `arrival`           I6 as a receiver sees it: lost, late, twice, spoiled
 `memory`            I33 for senders: the sums of what is in flight, and the bound that outside input has
 ==================  ===================================================================================================
 
-The last six belong to workloads, which call them. The ghost log itself finds I6 (no gap, repeat or swap at a receiver), I20 (highest term obeyed) and I22 (strangers).
+The last eight belong to workloads, which call them. The ghost log itself finds I6 (no gap, repeat or swap at a receiver), I20 (highest term obeyed) and I22 (strangers).
 """
 
 from __future__ import annotations

@@ -44,6 +44,10 @@ class EpochHistory:
         self.manifests: dict[int, bytes] = {}
         self.sealed: dict[int, str] = {}
         self.committed = 0
+        self.recoverable = 0
+        """Newest that an incarnation has committed, or has begun from."""
+        self.given_up: dict[int, None] = {}
+        """Committed epochs behind which a rollback went: nothing of them comes back."""
         self.commits = 0
         self.aborts = 0
         self._done: set[tuple[str, int]] = set()
@@ -92,10 +96,20 @@ class EpochHistory:
         if incarnation != self.incarnation + 1:
             raise Violation("I10", f"incarnation {incarnation} begins after {self.incarnation}")
         self.incarnation = incarnation
-        if epoch != self.committed:
-            raise Violation(
-                "I31", f"incarnation {incarnation} goes back to epoch {epoch}; {self.committed} is committed"
-            )
+        if incarnation > 2 and not self._cluster.ghost.rollbacks.has_begun(incarnation - 1):
+            self._cluster.probes.hit("restore.second_failure")
+        newest, self.recoverable = self.recoverable, epoch
+        if epoch in self.given_up:
+            raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}, which was given up before")
+        after = [number for number, state in self.states.items() if number > epoch and state == "committed"]
+        passed_over = [number for number in after if number <= newest and number not in self.given_up]
+        self.given_up.update(dict.fromkeys(after))
+        if epoch == newest or epoch in self._cluster.asked_for:
+            return
+        spoiled = self._cluster.store.spoiled.meant
+        if epoch > newest or any(manifest_key(number) not in spoiled for number in passed_over):
+            raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}; {newest} is committed")
+        self._cluster.probes.hit("restore.older_epoch")
 
     def check_replicas(self) -> None:
         """At the end: replicas that have applied the same entries are the same.
@@ -156,7 +170,7 @@ class EpochHistory:
     def _committed(self, number: int, manifest: str, now: int) -> None:
         if number <= self.committed:
             raise Violation("I10", f"epoch {number} is committed after {self.committed}")
-        self.committed = number
+        self.committed = self.recoverable = number
         self.commits += 1
         self.ended_at[number] = now
         if self.sealed.get(number) != manifest:

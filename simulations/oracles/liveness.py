@@ -26,8 +26,10 @@ def demand_all_members(cluster: SimulatedCluster) -> None:
     if options.recovery:
         bound += 60 * SECOND
     if not cluster.world.run(cluster.world.now + bound, until=cluster.all_members):
+        spoilt = cluster.probes.hits.get("fault.epoch-spoilt")
         raise LivenessViolation(
-            "L3", f"not all are members {bound / 1e9:.0f} s after the last fault: {_describe(cluster)}"
+            "L8" if spoilt else "L3",
+            f"not all are members {bound / 1e9:.0f} s after the last fault: {_describe(cluster)}",
         )
 
 

@@ -38,6 +38,8 @@ class EarlyFrames:
         if header.kind != KIND_DATA or header.target_session != session or header.target != life.name or not session:
             return
         begun = machine.topology is not None
+        if header.incarnation < machine.incarnation:
+            life.cluster.probes.hit("frame.of_older_incarnation")
         if header.incarnation < machine.incarnation or (header.incarnation == machine.incarnation and begun):
             return
         self._bytes += len(body) + _FRAME_COSTS

@@ -44,6 +44,10 @@ class Rollbacks:
         self._begun: set[int] = set()
         """Incarnations in which somebody runs; asked, never iterated."""
 
+    def has_begun(self, incarnation: int) -> bool:
+        """Whether anybody runs in it."""
+        return incarnation in self._begun
+
     def ordered(self, life: ParticipantLife, order: Restore, effects: Sequence[Effect]) -> None:
         """A restore order for this very life has arrived; `effects` is what it brought about.
 
@@ -73,13 +77,11 @@ class Rollbacks:
             cluster.probes.hit("restore.repeated")
 
     def enters(self, life: ParticipantLife, incarnation: int) -> None:
-        """A life has obeyed an order.
+        """A life has obeyed an order, and the incarnation is on its disk.
 
         Raises:
             Violation: I24.
         """
-        if life.cluster.entered.get(life.name, 0) >= incarnation:
-            raise Violation("I24", f"{life.name} enters incarnation {incarnation}, which is on its disk already")
         known = self._lives.setdefault((life.name, incarnation), life.ghost.session)
         if known != life.ghost.session:
             raise Violation(

@@ -13,6 +13,7 @@ from participant.events import EpochAborted, EpochCommitted
 from participant.machine_events import (
     ControlArrived,
     FrameArrived,
+    IncarnationPersisted,
     LocalRestored,
     MessageIngested,
     TurnCommitted,
@@ -126,6 +127,8 @@ class WatchedParticipant(Participant):
             self._event = (type(event.message).__name__, event.message, b"")
         else:
             self._event = (type(event).__name__, event, b"")
+            if isinstance(event, IncarnationPersisted):
+                self._judged(self.life.ghost.persisted, event.incarnation)
             if isinstance(event, MessageIngested):
                 self._judged(self.life.ghost.ingested, event.message)
         super()._step(event)

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.simulation, pytest.mark.timeout(300)]
 def world(seed: int, *faults: Fault, **changes) -> Run:
     """The seed's world, recovering, with these faults alone."""
     what = draw_run(seed, recovery=True)
-    for name, value in {"faults_ns": 8 * SECOND, "deep": False, "disk": False, **changes}.items():
+    for name, value in {"faults_ns": 8 * SECOND, "deep": False, "disk": False, "by_hand": False, **changes}.items():
         setattr(what.options, name, value)
     what.faults = sorted(faults, key=lambda fault: (fault.at_ns, fault.kind))
     return what
@@ -74,3 +74,30 @@ def test_frozen_participant_that_wakes_after_its_successor_is_refused_everywhere
 def test_a_run_with_rollbacks_is_the_same_each_time():
     what = world(6, crash(3.0), crash(5.0, "p2"))
     assert run(what).digest == run(what).digest
+
+
+def test_operator_with_a_manual_policy_brings_the_cluster_back():
+    outcome = run(world(3, crash(4.0), crash(6.5, "p2"), by_hand=True))
+    assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+    assert outcome.probes["restore.by_hand"] >= 1
+    assert outcome.probes["restore.loaded_epoch"] >= 2
+
+
+def test_twin_that_wakes_in_place_of_its_successor_is_fenced():
+    frozen = Fault(kind="twin", at_ns=3 * SECOND, for_ns=6 * SECOND, who="p2")
+    outcome = run(world(9, frozen, faults_ns=12 * SECOND))
+    assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+    assert outcome.probes["twin.ended"] == 1
+
+
+def test_damaged_newest_epoch_takes_everybody_further_back():
+    outcome = run(world(3, Fault(kind="epoch-spoilt", at_ns=5 * SECOND, for_ns=300 * MS, who="p1")))
+    assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+    assert outcome.probes["restore.older_epoch"] == 1
+
+
+def test_orders_of_a_session_that_has_ended_have_no_effect_on_the_next_one():
+    late = Fault(kind="queued-orders", at_ns=SECOND, for_ns=10 * SECOND, rate=1000)
+    outcome = run(world(3, late, crash(4.0), crash(6.0)))
+    assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+    assert outcome.probes["order.of_dead_session"] >= 1

@@ -644,6 +644,22 @@ def test_with_a_manual_policy_the_same_command_is_another_rollback_when_a_member
     world.run(until=recovered(world, 3))
 
 
+def test_damaged_epoch_never_brings_back_what_an_operator_went_behind():
+    world = with_epoch("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.restore(1)
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(3) == "committed")
+    world.corrupt.add(3)
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=recovered(world, 3))
+    assert world.ledger.rollback.epoch == 1, "epoch 2 was given up"
+
+
 def test_policy_may_refuse_to_go_further_back_by_itself():
     world = cluster("a", "b", policy=replace_struct(RECOVERING, fallback="refuse"))
     for number in (1, 2):

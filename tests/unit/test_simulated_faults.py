@@ -5,7 +5,7 @@ import pytest
 from protocol.failpoints import POINTS as REAL_POINTS
 from simulations.catalog import WANTED_PROBES
 from simulations.cluster import SimulatedCluster
-from simulations.faults import DRIVERS_ONLY, KINDS, NOT_IN_WORLDS, POINTS, RECOVERY_POINTS, Injector
+from simulations.faults import DRIVERS_ONLY, KINDS, NOT_IN_WORLDS, OUTSIDE_POINTS, POINTS, RECOVERY_POINTS, Injector
 from simulations.options import Fault, Options
 from simulations.trace import Trace
 from simulations.world import SECOND
@@ -90,7 +90,9 @@ def test_a_replica_that_was_away_gets_a_snapshot_and_agrees_with_the_others():
 
 
 def test_points_are_those_of_the_product():
-    assert {*POINTS, *RECOVERY_POINTS} == {each for each in REAL_POINTS if not each.startswith(NOT_IN_WORLDS)}
+    assert {*POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS} == {
+        each for each in REAL_POINTS if not each.startswith(NOT_IN_WORLDS)
+    }
     assert len(POINTS) == len(set(POINTS))
 
 
