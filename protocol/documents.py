@@ -56,8 +56,6 @@ class _Versioned(msgspec.Struct):
 
 _encoder: Final = msgspec.json.Encoder(order="sorted")
 _versioned: Final = msgspec.json.Decoder(_Versioned)
-_USUAL_START: Final = b'{"format":%d,' % FORMAT_VERSION
-"""How each document that this build writes begins: its version need not be looked for, which takes a walk over all of it."""
 _manifest: Final = msgspec.json.Decoder(Manifest)
 _snapshot: Final = msgspec.json.Decoder(LocalSnapshot)
 
@@ -301,12 +299,9 @@ def _decode(decoder: msgspec.json.Decoder[_T], data: bytes, name: str, size_max:
     if len(data) > size_max:
         raise ObjectCorrupt("get", name, f"{len(data)} bytes; at most {size_max} are read")
     try:
-        if not data.startswith(_USUAL_START):
-            version = _versioned.decode(data).format
-            if version != FORMAT_VERSION:
-                raise UnsupportedVersion(
-                    f"{name} has format version {version}; this build reads version {FORMAT_VERSION}"
-                )
+        version = _versioned.decode(data).format
+        if version != FORMAT_VERSION:
+            raise UnsupportedVersion(f"{name} has format version {version}; this build reads version {FORMAT_VERSION}")
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError) as error:
         raise ObjectCorrupt("get", name, f"not one of our documents: {printable(error)}") from None

@@ -38,6 +38,13 @@ class ObjectStore(Protocol):
         """Create an object; durable, name included, on return."""
         ...
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Write an object in the place of whatever is there, in one step: at no moment is there nothing. Durable on return.
+
+        For repair only (`protocol.storage.repair`): nothing else ever changes an object.
+        """
+        ...
+
     def get(self, key: str, *, size_max: int) -> bytes:
         """The whole object; `ObjectCorrupt` if larger than `size_max`."""
         ...

@@ -93,6 +93,10 @@ class _View:
         """Nothing is written through a view."""
         raise AssertionError(f"{key} is put into a store that is only looked at")
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Nothing is written through a view."""
+        raise AssertionError(f"{key} is replaced in a store that is only looked at")
+
     def delete(self, key: str) -> None:
         """Nothing is removed through a view."""
         raise AssertionError(f"{key} is removed from a store that is only looked at")
@@ -138,7 +142,7 @@ class StaleListing(_View):
 
 
 class LostDeletes(_View):
-    """A store as one process uses it, whose deletes are answered and now and then not done."""
+    """A store as one process uses it, where to remove or replace an object is answered and now and then not done."""
 
     def __init__(self, base: ObjectStore, lost: Callable[[], bool]) -> None:
         super().__init__(base)
@@ -147,6 +151,11 @@ class LostDeletes(_View):
     def put(self, key: str, data: bytes) -> PutResult:
         """As the store's own."""
         return self._base.put(key, data)
+
+    def replace(self, key: str, data: bytes) -> None:
+        """Perhaps."""
+        if not self._lost():
+            self._base.replace(key, data)
 
     def delete(self, key: str) -> None:
         """Perhaps."""

@@ -79,7 +79,7 @@ class SimulatedStore:
         self.hang = 0
         """Chances in 1,000 that a put gets no answer, and arrives later or never."""
         self.lose_delete = 0
-        """Chances in 1,000 that a delete is answered and not done."""
+        """Chances in 1,000 that to remove or replace an object is answered and not done."""
         self.rot_upload = self.rot_manifest = self.rot_read = 0
         """Chances in 1,000 that an object, or a manifest only, is spoiled while it is written; or any while it is read."""
         self.fsync_fails = 0
@@ -299,6 +299,19 @@ class SimulatedStore:
         if result is PutResult.CREATED and self.rot_upload and self._rot_random.chance(self.rot_upload, 1000):
             self.spoil(key)
         return result
+
+    def replace_plain(self, who: str, key: str, data: bytes) -> None:
+        """As `put_plain`, of what takes a damaged object's place."""
+        spoiled = key in self.spoiled.meant and self.is_spoiled(key)
+        try:
+            self._deleting_store_of(who).replace(key, data)
+        except DiedInPut:
+            self._probes.hit("disk.died_in_put")
+            if self.crash is not None:
+                self.crash(who)
+            raise
+        if spoiled and not self.is_spoiled(key):
+            self._probes.hit("store.repaired")
 
     def delete_plain(self, who: str, key: str) -> None:
         """As `put_plain`, of a delete."""

@@ -90,6 +90,10 @@ class StoreView:
         """Nothing is written through a view."""
         raise AssertionError(f"{len(data)} bytes of {key} are put into a store that is only looked at")
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Nothing is written through a view."""
+        raise AssertionError(f"{len(data)} bytes of {key} are put into a store that is only looked at")
+
     def delete(self, key: str) -> None:
         """Nothing is removed through a view."""
         raise AssertionError(f"{key} is removed from a store that is only looked at")

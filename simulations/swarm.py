@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PER_KIND_MAX: Final = 12
-SHORT_NS: Final = 5 * SECOND
+SHORT_NS: Final = 8 * SECOND
 """Length of the phase with faults in small worlds, at most."""
 HEAVY: Final = (
     "crash-coordinators",
@@ -208,11 +208,11 @@ def _draw_knobs(options: Options, random: Prng) -> None:
 
 
 def _draw_size(options: Options, random: Prng) -> None:
-    """Half of the worlds are small, with a short phase of faults: most bugs need no more, and four run in the time of one."""
+    """Half of the worlds are small, with a short phase of faults that is the denser for it: most bugs need no more."""
     if random.chance(1, 2):
         options.nodes = min(options.nodes, random.pick((2, 3, 3)))
         options.coordinators = min(options.coordinators, 3)
-        options.faults_ns = log_uniform(random, 2 * SECOND, SHORT_NS)
+        options.faults_ns = log_uniform(random, 3 * SECOND, SHORT_NS)
 
 
 def for_drivers(options: Options) -> None:
@@ -263,7 +263,7 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         random = stream(options.seed, f"faults:{kind}")
         found += [
             _draw(kind, options, random)
-            for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else _per_kind_max(options)))
+            for _ in range(log_uniform(random, 1, HEAVY_MAX if kind in HEAVY else PER_KIND_MAX))
         ]
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
 
@@ -274,10 +274,6 @@ def points_of(options: Options) -> tuple[str, ...]:
         return POINTS
     outside = OUTSIDE_POINTS if options.workload == "orders" and options.runtimes else ()
     return (*POINTS, *RECOVERY_POINTS, *RECOVERY_POINTS, *outside, *outside)
-
-
-def _per_kind_max(options: Options) -> int:
-    return PER_KIND_MAX if options.faults_ns > SHORT_NS else PER_KIND_MAX // 3
 
 
 def _exists(kind: str, options: Options) -> bool:

@@ -97,6 +97,12 @@ class FilesystemStore:
                     self._compare(key, data, existing)
             return self._create(key, name, data, folder, replace=existing is not None)
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Write an object in the place of whatever is there, in one step; durable, name included, on return."""
+        folder_path, _, name = check_key("replace", key).rpartition("/")
+        with self._errors("replace", key), self._folder(folder_path, create=True) as folder:
+            self._create(key, name, data, folder, replace=True)
+
     def get(self, key: str, *, size_max: int) -> bytes:
         """The whole object."""
         with self._reading(key) as (descriptor, size):

@@ -72,6 +72,15 @@ class MemoryStore:
                 return PutResult.ALREADY_THERE
         raise ObjectConflict("put", key, f"holds {len(there)} other bytes already; these were {len(data)}")
 
+    def replace(self, key: str, data: bytes) -> None:
+        """Write an object in the place of whatever is there."""
+        check_key("replace", key)
+        self._begin("replace", key)
+        if self._put_failures:
+            raise self._put_failures.popleft()
+        with self._lock:
+            self._objects[key] = bytes(data)
+
     def get(self, key: str, *, size_max: int) -> bytes:
         """The whole object."""
         data = self._get("get", key)

@@ -5,7 +5,8 @@ of an epoch only one manifest is ever sealed. So other bytes under such a key ar
 rotted, a block that came back old. A create-only put would be refused for ever, and with it every epoch whose state has
 not changed since. What is whole and merely somebody else's stays, and is a conflict as before.
 
-Between removing and writing a crash leaves nothing there, which the next put mends.
+It makes way in one step. Were it removed first, somebody else could have mended it, and an epoch that names it could be
+committed, just before: a crash behind the removal would then take an object away that has to stay (P2).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from typing import TYPE_CHECKING
 from protocol.digests import digest, pack_key, snapshot_key
 from protocol.errors import ObjectConflict, ObjectCorrupt, ObjectMissing, UnsupportedVersion
 from protocol.limits import MANIFEST_BYTES_MAX
+from protocol.ports import PutResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from protocol.ports import ObjectStore, PutResult
+    from protocol.ports import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +31,10 @@ def put_content(store: ObjectStore, key: str, data: bytes) -> PutResult:
     """Put a pack or local snapshot, whatever lies in its place, unless that is what its name says.
 
     Raises:
+        ObjectConflict: What lies there is what its name says, or these bytes are not.
         StoreError: As `ObjectStore.put`.
     """
-    return _put(store, key, data, lambda found: key not in (pack_key(digest(found)), snapshot_key(digest(found))))
+    return _put(store, key, data, lambda found: not _is_named(found, key) and _is_named(data, key))
 
 
 def put_manifest(store: ObjectStore, key: str, data: bytes) -> PutResult:
@@ -58,8 +61,14 @@ def _put(store: ObjectStore, key: str, data: bytes, damaged: Callable[[bytes], b
         if not damaged(found):
             raise
         log.warning("%s is damaged (%s, %d bytes): written anew", key, digest(found)[:19], len(found))
-        store.delete(key)
-        return store.put(key, data)
+        store.replace(key, data)
+        store.put(key, data)  # a store that answered and did nothing is found out
+        return PutResult.CREATED
+
+
+def _is_named(data: bytes, key: str) -> bool:
+    """Whether this is the pack or local snapshot that the key names."""
+    return key in (pack_key(digest(data)), snapshot_key(digest(data)))
 
 
 def _manifest_damaged(found: bytes, wanted: bytes) -> bool:

@@ -83,6 +83,14 @@ class ProcessStore:
         """See `ObjectStore`."""
         return self._cluster.store.objects.list(prefix)
 
+    def replace(self, key: str, data: bytes) -> None:
+        """See `ObjectStore`."""
+        self._trouble("replace", key)
+        try:
+            self._cluster.store.replace_plain(self._name, key, data)
+        except DiedInPut:
+            raise Killed from None
+
     def delete(self, key: str) -> None:
         """See `ObjectStore`."""
         self._trouble("delete", key)

@@ -125,6 +125,16 @@ def test_keys_are_listed_sorted_by_prefix(store):
     assert list(store.list("c/d/e")) == []
 
 
+@pytest.mark.parametrize("before", [None, b"", b"old", b"x" * 100_000])
+def test_what_is_replaced_is_there_afterwards_whatever_was_before(store, before):
+    if before is not None:
+        store.put(KEY, before)
+    store.replace(KEY, b"new")
+    assert store.get(KEY, size_max=10) == b"new"
+    assert store.put(KEY, b"new") is PutResult.ALREADY_THERE
+    assert list(store.list("")) == sorted([KEY, "format.json"])
+
+
 def test_a_deleted_object_is_missing_and_may_be_put_again(store):
     store.put(KEY, b"old")
     store.delete(KEY)
@@ -175,6 +185,7 @@ def test_hostile_keys_are_refused_by_every_operation_and_touch_nothing(store, ke
         lambda: store.get(key, size_max=1),
         lambda: store.get_range(key, 0, 1),
         lambda: store.size(key),
+        lambda: store.replace(key, b"x"),
         lambda: store.delete(key),
     ):
         with pytest.raises(StoreError, match="not a legal key") as caught:

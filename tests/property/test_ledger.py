@@ -23,6 +23,7 @@ from coordinator.ledger import (
     encode_command,
     parse_result,
 )
+from coordinator.ledger.commands import to_ascii_json
 from coordinator.policy import PolicySettings
 from protocol.digests import digest
 
@@ -241,3 +242,12 @@ def test_scripts_reach_committed_epochs():
 
     run()
     assert reached == {"started", "sealed", "committed", "aborted"}
+
+
+_PLAIN = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.text()
+
+
+@given(st.recursive(_PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_what_replicas_compare_is_one_text_for_one_value_whatever_wrote_it(value):
+    """Commands, results and dumps hold no fractions; of all else there is one spelling."""
+    assert to_ascii_json(value) == json.dumps(value, ensure_ascii=True, sort_keys=True, separators=(",", ":"))

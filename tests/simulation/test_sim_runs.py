@@ -1,8 +1,5 @@
 """Seeded worlds: all is well under failures; the same seed is the same run; what was found once stays mended."""
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,8 +9,8 @@ from simulations.faults import OUTSIDE_POINTS, POINTS, RECOVERY_POINTS
 from simulations.options import decode_run, encode_run
 from simulations.run import run
 from simulations.swarm import draw_faults, draw_run
+from tests.simulation.hash_seeds import run_under_two_hash_seeds
 
-ROOT = Path(__file__).parents[2]
 REGRESS = sorted((Path(__file__).parent / "regress").glob("*.json"))
 
 pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(300)]
@@ -29,17 +26,7 @@ def test_nothing_breaks_under_the_faults_of_a_seed(seed):
 def test_the_same_seed_is_the_same_run_in_two_processes_with_other_hash_seeds():
     """Digest over every event, message and frame."""
     code = "from simulations.run import run; from simulations.swarm import draw_run; print(*(run(draw_run(s)).digest for s in (3, 9, 13, 21)))"
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for hash_seed in ("1", "4711")
-    ]
+    found = [each.stdout for each in run_under_two_hash_seeds(code)]
     assert found[0] == found[1]
     assert len(set(found[0].split())) == 4
 

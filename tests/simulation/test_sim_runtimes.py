@@ -1,11 +1,7 @@
 """The second mode: the asyncio drivers in seeded worlds. All is well under failures, and a driver's bug is caught."""
 
 import asyncio
-import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 
@@ -20,8 +16,7 @@ from simulations.runtimes.knobs import Knobs
 from simulations.swarm import draw_run
 from simulations.sweep import run_seed, run_seed_of_drivers
 from simulations.world import MS, SECOND
-
-ROOT = Path(__file__).parents[2]
+from tests.simulation.hash_seeds import run_under_two_hash_seeds
 
 pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(300)]
 
@@ -36,17 +31,7 @@ def test_drivers_keep_their_promises_under_the_faults_of_a_seed(seed):
 
 def test_the_same_seed_of_drivers_is_the_same_run_in_two_processes_with_other_hash_seeds():
     code = "from simulations.sweep import run_seed_of_drivers as run; print(*(run(seed).digest for seed in (2, 3, 13)))"
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        for hash_seed in ("1", "4711")
-    ]
+    found = run_under_two_hash_seeds(code)
     assert found[0].stdout == found[1].stdout
     assert len(set(found[0].stdout.split())) == 3
     assert [each.stderr for each in found] == ["", ""], "nothing of a run is left for the interpreter to complain about"

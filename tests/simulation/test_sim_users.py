@@ -19,6 +19,7 @@ from simulations.prng import stream
 from simulations.trace import Trace
 from simulations.world import SECOND, Process, World
 from tests.simulation.async_agents import START, accounts, carried, held
+from tests.simulation.hash_seeds import run_under_two_hash_seeds
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,17 +83,7 @@ def test_the_same_seed_is_the_same_run_here_and_in_processes_with_other_hash_see
         "from simulations import simulate; from tests.simulation.async_agents import accounts\n"
         "print(*(one.digest for one in simulate(accounts, seeds=(2, 5)).outcomes))"
     )
-    found = [
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout.split()
-        for hash_seed in ("1", "4711")
-    ]
+    found = [each.stdout.split() for each in run_under_two_hash_seeds(code)]
     here = [one.digest for one in simulate(accounts, seeds=(2, 5)).outcomes]
     assert found[0] == found[1] == here
     assert len(set(here)) == 2

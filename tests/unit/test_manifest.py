@@ -282,6 +282,17 @@ def test_a_later_format_says_so(decode):
 
 
 @pytest.mark.parametrize(
+    ("decode", "document"),
+    [(decode_manifest, encode_manifest(a_manifest())), (decode_local_snapshot, encode_local_snapshot(a_snapshot()))],
+)
+def test_no_document_says_two_formats(decode, document):
+    """However it begins: the last one counts, for whoever reads it afterwards, too."""
+    beginning = document.replace(b'"format":1,', b"").replace(b"{", b'{"format":1,', 1)
+    with pytest.raises(UnsupportedVersion):
+        decode(beginning[:-1] + b',"format":2}')
+
+
+@pytest.mark.parametrize(
     ("change", "place"),
     [
         ({"cluster": "../x"}, "cluster"),

@@ -112,3 +112,34 @@ def test_a_name_that_another_process_lost_in_a_failed_fsync_is_durable_once_it_i
         store_on(disk.image()).get("epochs/2", size_max=100)
     store_on(disk).put("epochs/2", b"manifest")
     assert store_on(disk.image()).get("epochs/2", size_max=100) == b"manifest"
+
+
+class _Cut(BaseException):
+    """The power fails before this system call."""
+
+
+def test_a_power_cut_at_any_call_of_a_replacement_leaves_the_old_bytes_or_the_new_and_never_nothing():
+    found = set()
+    for last in range(20):
+        disk, store = new_store()
+        store.put("packs/aa/one", b"damaged")
+        calls = 0
+
+        def cut(_call: str, *, last: int = last) -> int:
+            nonlocal calls
+            calls += 1
+            if calls > last:
+                raise _Cut
+            return 0
+
+        disk.trouble = cut
+        try:
+            store.replace("packs/aa/one", b"right")
+        except _Cut:
+            pass
+        else:
+            assert store_on(disk.image()).get("packs/aa/one", size_max=100) == b"right"
+        disk.trouble = lambda _: 0
+        for random in (None, *(stream(seed, "cut") for seed in range(10))):
+            found.add(store_on(disk.image(random)).get("packs/aa/one", size_max=100))
+    assert found == {b"damaged", b"right"}

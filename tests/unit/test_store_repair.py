@@ -55,6 +55,46 @@ def test_a_damaged_object_makes_way_for_the_right_one(store, name, damage):
     assert store.get(key, size_max=100) == DATA
 
 
+@pytest.mark.parametrize("put", [put_content, put_manifest])
+def test_at_no_moment_of_a_repair_is_there_nothing(store, put):
+    """Somebody else may have mended it, and committed an epoch that names it, an instant before."""
+    right = DATA if put is put_content else manifest()
+    key = pack_key(digest(right)) if put is put_content else manifest_key(7)
+    store.replace_for_test(key, b"damaged")
+    seen = []
+
+    def look(operation, _key):
+        store.before_operation = None
+        seen.append((operation, key in list(store.list(""))))
+        store.before_operation = look
+
+    store.before_operation = look
+    assert put(store, key, right) is PutResult.CREATED
+    store.before_operation = None
+    assert store.get(key, size_max=MIB) == right
+    assert [operation for operation, _ in seen] == ["put", "get", "replace", "put"]
+    assert all(there for _, there in seen)
+
+
+def test_a_repair_that_a_store_answers_and_does_not_do_is_a_conflict_and_no_success():
+    class Forgetful(MemoryStore):
+        def replace(self, key, data):
+            """Answered, not done."""
+
+    forgetful = Forgetful(ClusterName("c"))
+    forgetful.replace_for_test(manifest_key(7), b"damaged")
+    with pytest.raises(ObjectConflict):
+        put_manifest(forgetful, manifest_key(7), manifest())
+
+
+def test_wrong_bytes_never_take_the_place_of_damaged_ones(store):
+    key = pack_key(digest(DATA))
+    store.replace_for_test(key, b"damaged")
+    with pytest.raises(ObjectConflict):
+        put_content(store, key, b"something else")
+    assert store.get(key, size_max=100) == b"damaged"
+
+
 def test_an_object_that_is_what_its_name_says_is_never_removed(store):
     """Whoever comes with other bytes for this name has a bug, and not the store."""
     key = pack_key(digest(DATA))
