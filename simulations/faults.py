@@ -89,8 +89,8 @@ OUTSIDE_POINTS: Final = (
     "effect.recorded",
 )
 """Of participants in the second mode that make steps, emit, and take logged input: `orders`."""
-NOT_IN_WORLDS: Final = ("log.before_truncate", "sink.")
-"""Beginnings of the points that no simulated participant passes: logs that grow long, and sinks of the product."""
+NOT_IN_WORLDS: Final = ("log.before_truncate", "sink.", "turns.")
+"""Beginnings of the points that no simulated participant passes: logs that grow long, sinks of the product, logs of turns."""
 
 TAKEOVER_NS: Final = 20 * SECOND
 """Until who died is surely a member again: a lease, a registration, two topologies."""
