@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from participant import Agent, Context, handler, keyed, value
+from simulations.names import Names, first_of
 from simulations.workloads.base import Switch, Workload
 
 if TYPE_CHECKING:
@@ -34,9 +35,12 @@ class Account(Agent, kind="account"):
     draws = value(int, default=1)
     partners = keyed(str, int)
 
-    def __init__(self, name: str, *, peers: tuple[str, ...], tick: float, burst: int, switch: Switch) -> None:
+    def __init__(
+        self, name: str, *, peers: tuple[str, ...], tick: float, burst: int, switch: Switch, names: Names
+    ) -> None:
         super().__init__(name)
         self._peers = peers
+        self._names = names
         self._tick = tick
         self._burst = burst
         self._switch = switch
@@ -56,7 +60,7 @@ class Account(Agent, kind="account"):
             peer = self._peers[self._draw(len(self._peers))]
             self.balance -= amount
             self.partners[peer] = self.partners.get(peer, 0) + amount
-            ctx.send(peer, Transfer(amount))
+            ctx.send(self._names.now(peer), Transfer(amount))
 
     @handler
     def on_move(self, ctx: Context, move: Move) -> None:
@@ -79,23 +83,34 @@ class Bank(Workload):
 
     messages: ClassVar[tuple[type, ...]] = (Transfer, Move)
 
+    kinds: ClassVar[tuple[type[Agent], ...]] = (Account,)
+
     def agents(self, participant: str) -> list[Agent]:
         """Accounts that know those of the targets, and each other."""
+        firsts = [f"account/{participant}-{number}" for number in range(ACCOUNTS)]
+        return [self._account(first, self.names.declared(first)) for first in firsts]
+
+    def take(self, agent: str) -> Agent:
+        """See `Workload`."""
+        return self._account(first_of(agent), agent)
+
+    def _account(self, first: str, agent: str) -> Account:
         options = self.options
-        found: list[Agent] = []
-        for number in range(ACCOUNTS):
-            peers = [f"account/{participant}-{other}" for other in range(ACCOUNTS) if other != number]
-            peers += [f"account/{target}-{other}" for target in self.targets[participant] for other in range(ACCOUNTS)]
-            found.append(
-                Account(
-                    f"{participant}-{number}",
-                    peers=tuple(peers),
-                    tick=options.tick_ns / 1e9,
-                    burst=options.burst,
-                    switch=self.switch,
-                )
-            )
-        return found
+        participant = first.partition("/")[2].partition("-")[0]
+        known = [participant, *self.targets[participant]]
+        peers = [f"account/{name}-{number}" for name in known for number in range(ACCOUNTS)]
+        return Account(
+            agent.partition("/")[2],
+            peers=tuple(peer for peer in peers if peer != first),
+            tick=options.tick_ns / 1e9,
+            burst=options.burst,
+            switch=self.switch,
+            names=self.names,
+        )
+
+    def brings(self, agent: str) -> int:
+        """As every account."""
+        return START
 
     def share(self, participant: str) -> int:
         """All accounts start with the same."""

@@ -10,6 +10,7 @@ import msgspec
 from participant.runtime.pump import Pump
 from protocol.limits import IN_FLIGHT_BYTES_MAX
 from protocol.messages import Envelope
+from simulations.names import Names
 from simulations.state_forms import StateForms
 from simulations.turns import TurnClock
 from simulations.violations import Violation
@@ -47,6 +48,8 @@ class Workload(ABC):
     """Past it a participant refuses outside input."""
     outside_world: ClassVar[bool] = False
     """Agents make steps, put questions, emit, and take logged input: participants have disks of their own."""
+    kinds: ClassVar[tuple[type[Agent], ...]] = ()
+    """Agents that others may take; empty: none (`Options.elsewhere`)."""
     comes_to_rest: ClassVar[bool] = True
     """Once the switch is off, nothing begins any more."""
 
@@ -54,10 +57,19 @@ class Workload(ABC):
         self.options = options
         self.targets = targets
         self.switch = Switch()
+        self.names = Names()
 
     @abstractmethod
     def agents(self, participant: str) -> list[Agent]:
         """Fresh agents of one life."""
+
+    def take(self, agent: str) -> Agent:
+        """Make an agent that comes from another participant; only for `kinds`."""
+        raise NotImplementedError
+
+    def brings(self, agent: str) -> int:
+        """What a fresh agent adds to the total; only for `kinds`."""
+        raise NotImplementedError
 
     def pump(self, life: ParticipantLife) -> Pump:
         """What runs the turns of a life."""

@@ -12,6 +12,7 @@ import msgspec
 from blake3 import blake3
 
 from participant import Agent, Context, handler, keyed, value
+from simulations.names import Names, first_of
 from simulations.oracles.arrival import arrived, check_arrival
 from simulations.workloads.base import Switch, Workload
 
@@ -40,20 +41,23 @@ class Source(Agent, kind="source"):
     """Counts for each of its sinks; makes as much as it sends."""
 
     made = value(int, default=0)
+    life = value(int, default=0)
+    """Drawn when it begins anew: in whatever process it goes on, its numbers go on."""
     next = keyed(str, int)
 
     def __init__(
-        self, name: str, *, life: int, sinks: tuple[str, ...], tick: float, burst: int, switch: Switch
+        self, name: str, *, sinks: tuple[str, ...], tick: float, burst: int, switch: Switch, names: Names
     ) -> None:
         super().__init__(name)
-        self._life = life
         self._sinks = sinks
+        self._names = names
         self._tick = tick
         self._burst = burst
         self._switch = switch
 
     async def on_start(self, ctx: Context) -> None:
         """Begin."""
+        self.life = int.from_bytes(ctx.message_id[:6], "big")
         ctx.after(self._tick, Emit())
 
     @handler
@@ -64,8 +68,8 @@ class Source(Agent, kind="source"):
         for sink in self._sinks:
             number = self.next.get(sink, 0)
             for offset in range(self._burst):
-                padding = padding_of(self._life, number + offset)
-                ctx.send(sink, Parcel(MAGIC, self._life, number + offset, padding))
+                padding = padding_of(self.life, number + offset)
+                ctx.send(self._names.now(sink), Parcel(MAGIC, self.life, number + offset, padding))
             self.next[sink] = number + self._burst
             self.made -= self._burst
         ctx.after(self._tick, Emit())
@@ -103,25 +107,34 @@ class Pipeline(Workload):
 
     messages: ClassVar[tuple[type, ...]] = (Parcel, Emit)
 
-    def __init__(self, options: Any, targets: dict[str, tuple[str, ...]]) -> None:  # noqa: ANN401 - as the base
-        super().__init__(options, targets)
-        self._lives = 0
+    kinds: ClassVar[tuple[type[Agent], ...]] = (Source, Sink)
 
     def agents(self, participant: str) -> list[Agent]:
         """A source, and a sink."""
-        self._lives += 1
-        sinks = tuple(f"sink/{target}" for target in self.targets[participant])
-        return [
-            Source(
-                participant,
-                life=self._lives,
-                sinks=sinks,
-                tick=self.options.tick_ns / 1e9,
-                burst=self.options.burst,
-                switch=self.switch,
-            ),
-            Sink(participant),
-        ]
+        firsts = (f"source/{participant}", f"sink/{participant}")
+        return [self._made(first, self.names.declared(first)) for first in firsts]
+
+    def take(self, agent: str) -> Agent:
+        """See `Workload`."""
+        return self._made(first_of(agent), agent)
+
+    def _made(self, first: str, agent: str) -> Agent:
+        kind, _, participant = first.partition("/")
+        name = agent.partition("/")[2]
+        if kind == "sink":
+            return Sink(name)
+        return Source(
+            name,
+            sinks=tuple(f"sink/{target}" for target in self.targets[participant]),
+            tick=self.options.tick_ns / 1e9,
+            burst=self.options.burst,
+            switch=self.switch,
+            names=self.names,
+        )
+
+    def brings(self, agent: str) -> int:
+        """Nothing, as `share`."""
+        return 0
 
     def judge(self, cluster: SimulatedCluster, reader: EpochReader) -> None:
         """What the sinks have found.

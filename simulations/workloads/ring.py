@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from participant import Agent, Context, handler, value
+from simulations.names import Names, first_of
 from simulations.workloads.base import Switch, Workload
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class Counter(Agent, kind="counter"):
     batons = value(int, default=1)
     count = value(int, default=0)
 
-    def __init__(self, name: str, *, after: tuple[str, ...], tick: float, switch: Switch) -> None:
+    def __init__(self, name: str, *, after: tuple[str, ...], tick: float, switch: Switch, names: Names) -> None:
         super().__init__(name)
+        self._names = names
         self._after = after
         self._tick = tick
         self._switch = switch
@@ -41,6 +43,9 @@ class Counter(Agent, kind="counter"):
     async def on_start(self, ctx: Context) -> None:
         """Begin."""
         ctx.after(self._tick, PassOn())
+
+    def _next(self) -> str:
+        return self._names.now(self._after[self.count % len(self._after)])
 
     @handler
     def on_pass(self, ctx: Context, due: PassOn) -> None:
@@ -51,7 +56,7 @@ class Counter(Agent, kind="counter"):
             while self.batons:
                 self.batons -= 1
                 self.count += 1
-                ctx.send(self._after[self.count % len(self._after)], Baton(self.count))
+                ctx.send(self._next(), Baton(self.count))
         ctx.after(self._tick, PassOn())
 
     @handler
@@ -59,7 +64,7 @@ class Counter(Agent, kind="counter"):
         """Take it, and pass it on at once every other time."""
         self.count += 1
         if self._after and self._switch.on and self.count % 2:
-            ctx.send(self._after[self.count % len(self._after)], Baton(baton.laps + 1))
+            ctx.send(self._next(), Baton(baton.laps + 1))
         else:
             self.batons += 1
 
@@ -69,10 +74,25 @@ class Ring(Workload):
 
     messages: ClassVar[tuple[type, ...]] = (Baton, PassOn)
 
+    kinds: ClassVar[tuple[type[Agent], ...]] = (Counter,)
+
     def agents(self, participant: str) -> list[Agent]:
         """One counter that passes on to its participant's targets."""
-        after = tuple(f"counter/{target}" for target in self.targets[participant])
-        return [Counter(participant, after=after, tick=self.options.tick_ns / 1e9, switch=self.switch)]
+        first = f"counter/{participant}"
+        return [self._counter(first, self.names.declared(first))]
+
+    def take(self, agent: str) -> Agent:
+        """See `Workload`."""
+        return self._counter(first_of(agent), agent)
+
+    def _counter(self, first: str, agent: str) -> Counter:
+        after = tuple(f"counter/{target}" for target in self.targets[first.partition("/")[2]])
+        tick = self.options.tick_ns / 1e9
+        return Counter(agent.partition("/")[2], after=after, tick=tick, switch=self.switch, names=self.names)
+
+    def brings(self, agent: str) -> int:
+        """One baton."""
+        return 1
 
     def share(self, participant: str) -> int:
         """One baton."""
