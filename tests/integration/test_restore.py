@@ -330,3 +330,89 @@ async def test_agent_of_a_kind_that_is_not_known_here_fails_the_restore_by_name(
             participant._factories.clear()
         with pytest.raises(Refused, match="account/b is placed on p1"):
             await cluster.restore(epoch, placement={"p1": ["account/a", "account/b"], "p2": []})
+
+
+class Grown(Agent, kind="grown"):
+    """A list of lists that its turns change in place."""
+
+    rows = value(list[list[int]], default=[])
+    by_name = keyed(str, list[int])
+
+    @handler
+    async def on_got(self, ctx: Context, got: Got) -> None:
+        self.rows.append([got.amount])
+        self.rows[0].append(got.number)
+        self.by_name.setdefault("x", []).append(got.amount)
+
+
+async def test_changing_what_was_restored_does_not_change_the_epoch_and_it_restores_the_same_again() -> None:
+    """A7: the restored object is a copy of its own; the stored epoch stays what it was, and so does the next restore."""
+    async with Cluster(Grown("a"), messages=[Got]) as cluster:
+        for amount in (1, 2, 3):
+            await cluster.send("grown/a", Got(amount, amount))
+        await cluster.idle()
+        epoch = await cluster.epoch()
+        at_the_cut = epoch.state("grown/a")
+        assert at_the_cut == {"rows": [[1, 1, 2, 3], [2], [3]], "by_name": {"x": [1, 2, 3]}}
+        stored = {key: cluster.store.get(key, size_max=1 << 20) for key in cluster.store.list("")}
+        for crash in (False, True, False):
+            if crash:
+                await cluster.crash("p1")
+            await cluster.restore(epoch)
+            await cluster.idle()
+            agent = cluster["grown/a"]
+            assert isinstance(agent, Grown)
+            assert {"rows": agent.rows, "by_name": dict(agent.by_name)} == at_the_cut
+            for amount in (7, 8):
+                await cluster.send("grown/a", Got(amount, amount))
+            await cluster.idle()
+            assert agent.rows != at_the_cut["rows"]
+            assert agent.by_name["x"] != at_the_cut["by_name"]["x"]
+            assert epoch.state("grown/a") == at_the_cut
+        assert {key: cluster.store.get(key, size_max=1 << 20) for key in stored} == stored
+
+
+class Older(Agent, kind="other"):
+    """Its state in the epoch."""
+
+    count = value(int, default=0)
+
+
+class Newer(Agent, kind="other", state_version=2):
+    """Whoever wrote it forgot the migration."""
+
+    count = value(int, default=0)
+
+
+async def test_one_that_cannot_take_its_state_fails_the_restore_before_any_message_is_delivered_anywhere() -> None:
+    """The others have their part by then, with messages in mailboxes, in flight and overdue timers: nobody begins."""
+    async with Cluster(Account("a"), Account("b"), Older("o"), messages=[Got]) as cluster:
+        await cluster.send("account/a", Later(5))
+        await cluster.idle()
+        await cluster.send("account/a", Hold())
+        await cluster["account/a"].holding.wait()
+        for amount in (1, 2):
+            await cluster.send("account/a", Pay("account/b", amount))
+        epoch = await cluster.epoch()
+        assert len(epoch.mailbox("account/a")) == 3
+        await cluster.crash("p1")
+        await cluster.crash("p3")
+        cluster._crashed["p3"] = (Newer("o"),)
+        with pytest.raises(Refused) as refused:
+            await cluster.restore(epoch, elapsed=60)
+        assert refused.value.code == "restore-unfit"
+        assert "other/o" in str(refused.value)
+        assert "no migration from 1 to 2" in str(refused.value)
+        await cluster.advance(10)
+        a, b = cluster["account/a"], cluster["account/b"]
+        assert (a.held, a.rung, a.told, a.holding.is_set()) == (0, 0, [], False)
+        assert (b.balance, b.seen, b.told) == (100, [], [])
+        assert [cluster.participants[name].statistics()["turns"] for name in ("p1", "p3")] == [0, 0]
+        # With code that fits all of it goes on from there.
+        await cluster.crash("p3")
+        cluster._crashed["p3"] = (Older("o"),)
+        await cluster.restore(epoch, elapsed=60)
+        await cluster["account/a"].holding.wait()
+        cluster["account/a"].release.set()
+        await cluster.idle()
+        assert (cluster["account/a"].rung, cluster["account/b"].balance) == (1, 103)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from participant import Agent, Context, DidNotHappen, Happened, Retry, handler, keyed, value
+from participant import Agent, Context, DidNotHappen, Happened, Retry, TakeRecorded, handler, keyed, value
 from participant.effects.entries import State
 from participant.failure import Backoff
 from participant.testing import Cluster
@@ -118,6 +118,87 @@ async def test_after_a_rollback_the_same_place_has_its_receipt_and_the_bank_sees
             assert receipts(cluster) == {}
             await cluster.advance(61)
             assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        assert Bank.calls == 1
+
+
+class Later(msgspec.Struct, frozen=True):
+    pass
+
+
+class Payer(Agent, kind="payer"):
+    """Pays a minute after it starts, with a reference that is another one each time."""
+
+    receipts = keyed(str, str)
+    later = value(int, default=0)
+    wants: ClassVar[tuple[str, int]] = ("baker", 500)
+    references: ClassVar[list[str]] = []
+    failure = Retry(attempts=3, backoff=FAST)
+
+    async def on_start(self, ctx: Context) -> None:
+        ctx.after(60, Order("o1"))
+
+    @handler
+    async def on_order(self, ctx: Context, order: Order) -> None:
+        payee, cents = self.wants
+        reference = f"reference {len(self.references)}"
+        self.receipts[order.id] = await ctx.step(self.pay, payee, cents, reference, intent=(payee, cents))
+
+    @handler
+    async def on_later(self, ctx: Context, later: Later) -> None:
+        self.later += 1
+
+    @staticmethod
+    async def pay(payee: str, cents: int, reference: str, *, token: str) -> str:
+        Payer.references.append(reference)
+        return await Bank.charge(payee, cents, token=token)
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_after_a_rollback_what_is_no_intent_may_read_otherwise(crash: bool):
+    """A4: the model says it differently after the rollback; at the same position is the recorded receipt."""
+    Payer.wants, Payer.references = ("baker", 500), []
+    async with Cluster(Payer("main")) as cluster:
+        epoch = await cluster.epoch()
+        await cluster.advance(61)
+        Payer.references.append("so that the next one is another")
+        if crash:
+            await cluster.crash("p1")
+        await cluster.restore(epoch)
+        await cluster.advance(61)
+        payer = cluster["payer/main"]
+        assert isinstance(payer, Payer)
+        assert dict(payer.receipts) == {"o1": "receipt 1 for baker"}
+        assert Bank.calls == 1
+        assert cluster.participant_of("payer/main").parked == ()
+
+
+@pytest.mark.parametrize("wants", [("baker", 700), ("butcher", 500)])
+async def test_after_a_rollback_another_amount_or_payee_diverges_and_work_stops_there(wants: tuple[str, int]):
+    """A4: `StepDiverged` with both versions, through further crashes, until somebody decides; the bank sees one call."""
+    Payer.wants, Payer.references = ("baker", 500), []
+    async with Cluster(Payer("main")) as cluster:
+        epoch = await cluster.epoch()
+        await cluster.advance(61)
+        Payer.wants = wants
+        for crash in (False, True):
+            if crash:
+                epoch = await cluster.epoch()
+                await cluster.crash("p1")
+            await cluster.restore(epoch)
+            await cluster.advance(61)
+            participant = cluster.participant_of("payer/main")
+            (parked,) = participant.parked
+            assert (parked.cause, parked.step) == ("diverged", "pay")
+            for version in (("baker", 500), wants):
+                assert f"{version[0]!r}, {version[1]}" in parked.reason
+        await cluster.send("payer/main", Later())
+        await cluster.idle()
+        payer = cluster["payer/main"]
+        assert isinstance(payer, Payer)
+        assert (dict(payer.receipts), payer.later) == ({}, 0)
+        await cluster.settle(parked.token, TakeRecorded())
+        await cluster.idle()
+        assert (dict(payer.receipts), payer.later) == ({"o1": "receipt 1 for baker"}, 1)
         assert Bank.calls == 1
 
 
