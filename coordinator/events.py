@@ -234,6 +234,23 @@ class RestoreRequested:
     """Agents that nobody takes are given up."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PinRequested:
+    """An operator names an epoch, so that it is kept; answered by `Answer`."""
+
+    request: str
+    epoch: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnpinRequested:
+    """An operator takes a name back; answered by `Answer`."""
+
+    request: str
+    name: str
+
+
 Event: TypeAlias = (
     BecameLeader
     | LostLeadership
@@ -258,6 +275,8 @@ Event: TypeAlias = (
     | EpochRead
     | EpochUnreadable
     | RestoreRequested
+    | PinRequested
+    | UnpinRequested
 )
 
 # --- effects --------------------------------------------------------------------------------------------------------

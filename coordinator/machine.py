@@ -42,14 +42,23 @@ from coordinator.events import (
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
+    PinRequested,
     PolicyChanged,
     RestoreRequested,
     SetTimer,
     SnapshotsUnreadable,
     TimerFired,
+    UnpinRequested,
 )
 from coordinator.keeper import EpochKeeper
-from coordinator.ledger import ConfigureCommand, FoundCommand, LeadCommand, StartCommand
+from coordinator.ledger import (
+    ConfigureCommand,
+    FoundCommand,
+    LeadCommand,
+    PinCommand,
+    StartCommand,
+    UnpinCommand,
+)
 from coordinator.ledger.commands import sentence
 from coordinator.ledger.records import STARTED
 from coordinator.policy import PolicySettings, earliest_start, is_struggling, next_start
@@ -237,6 +246,8 @@ class Leader:
                 self._abort_requested(event, now)
             case PolicyChanged():
                 self._policy_changed(event)
+            case PinRequested() | UnpinRequested():
+                self._name_requested(event)
             case FenceRaised():
                 self._recovery.fence_raised(event, now)
             case FenceFailed():
@@ -361,7 +372,7 @@ class Leader:
             case ("rollback",):
                 self._recovery.answered("rollback", result, now)
             case _:
-                pass  # seal, commit, abort, configure: the ledger says it all
+                pass  # seal, commit, abort, configure, savepoint: the ledger says it all
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -456,6 +467,20 @@ class Leader:
                 ConfigureCommand(id=stamp.id, done=stamp.done, term=self._desk.term, policy=event.policy),
                 request=event.request,
             )
+
+    def _name_requested(self, event: PinRequested | UnpinRequested) -> None:
+        if not self._active:
+            self._desk.refuse(event.request, "not-leader", "this coordinator does not lead")
+        elif self._desk.proposals.busy("savepoint", event.name):
+            self._desk.refuse(event.request, "busy", f"savepoint {event.name} is being changed already")
+        else:
+            stamp, term = self._desk.proposals.stamp(), self._desk.term
+            command: PinCommand | UnpinCommand
+            if isinstance(event, PinRequested):
+                command = PinCommand(id=stamp.id, done=stamp.done, term=term, epoch=event.epoch, name=event.name)
+            else:
+                command = UnpinCommand(id=stamp.id, done=stamp.done, term=term, name=event.name)
+            self._desk.propose(("savepoint", event.name), command, request=event.request)
 
     # --- the level --------------------------------------------------------------------------------------------------
 

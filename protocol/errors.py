@@ -149,12 +149,15 @@ class ConfigError(SnapshotError):
 
 
 class IllegalName(ConfigError):
-    """A name that is not ``[a-z0-9][a-z0-9._-]{0,62}``."""
+    """A name that is not ``[a-z0-9][a-z0-9._-]{0,62}``, or, as `why` says, one that is but means something else."""
 
-    def __init__(self, what: str, text: object) -> None:
+    def __init__(self, what: str, text: object, why: str = "") -> None:
         shown = ascii(text)
         if len(shown) > 80:
             shown = f"{shown[:60]}... ({len(shown)} characters)"
+        if why:
+            super().__init__(what, f"{shown} is not allowed: {why}")
+            return
         rule = "kind/name, each half" if what == "agent" else "a name is"
         if what == "channel":
             super().__init__(what, f"{shown} is not allowed: source and target must differ")

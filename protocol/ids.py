@@ -4,6 +4,8 @@ Rules:
     * A *name* (cluster, participant, agent kind, agent name) is ``[a-z0-9][a-z0-9._-]{0,62}``. It is safe as a file name
       on every file system (no separators, no case folding), as an MQTT topic level and as an HTTP path segment.
     * An agent id is ``kind/name``; both halves are names.
+    * A savepoint's name is a name that cannot be taken for anything else that names an epoch: no number, no word such as
+      ``latest``.
     * Epochs, incarnations, sessions and topology versions are positive integers that only grow. They come from the
       ledger, never from a clock: two in one millisecond differ, and a clock that steps back changes nothing.
     * Time is integer nanoseconds: ``Instant`` since the driver's start, ``Duration`` between two of them.
@@ -46,6 +48,10 @@ Digest = NewType("Digest", str)
 """``b3:`` and 64 lower-case hex digits: BLAKE3-256. The prefix names the algorithm, so that it can change."""
 
 NAME_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+EPOCH_WORDS = ("latest", "start")
+"""What is said in place of an epoch's number and means something already."""
+SAVEPOINT_PATTERN = re.compile(rf"(?!(?:[0-9_]+|{'|'.join(EPOCH_WORDS)})\Z){NAME_PATTERN.pattern}")
+"""Digits with underscores are a number to a person, and to Python."""
 MESSAGE_ID_BYTES = 16
 
 
@@ -91,6 +97,19 @@ def participant_id(text: str) -> ParticipantId:
 def coordinator_id(text: str) -> CoordinatorId:
     """A checked coordinator id."""
     return CoordinatorId(check_name("coordinator", text))
+
+
+def savepoint_name(text: object) -> str:
+    """A checked name of a savepoint.
+
+    Raises:
+        IllegalName: Not a name, or one that names an epoch in another way.
+    """
+    name = check_name("savepoint", text)
+    if SAVEPOINT_PATTERN.fullmatch(name) is None:
+        means = "a word that names an epoch already" if name in EPOCH_WORDS else "it reads as an epoch's number"
+        raise IllegalName("savepoint", text, means)
+    return name
 
 
 def agent_id(text: object) -> AgentId:

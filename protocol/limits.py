@@ -68,6 +68,9 @@ DEAD_LETTERS_BYTES_MAX: Final = 16 * MIB
 CONCURRENT_EPOCHS_MAX: Final = 8
 EPOCH_HISTORY_MAX: Final = 1_000
 """Ended epochs whose history stays in the ledger."""
+SAVEPOINTS_MAX: Final = 256
+"""Names in the ledger. Each keeps its epoch's record in every snapshot of the ledger, and in the store all that it names, for
+ever: what is past a few hundred is an archive, and `fork` makes one that needs no cluster to keep it."""
 ABORTED_EPOCHS_REMEMBERED_MAX: Final = 1_024
 """Above the low-water mark; older numbers count as ended by the mark alone."""
 COMMAND_BYTES_MAX: Final = 24 * KIB

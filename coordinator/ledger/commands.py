@@ -11,22 +11,30 @@ term than the one that leads is refused (`LeadCommand`), so two self-believed le
 
 Unknown fields are refused: a replica that ignored what another one understood would drift from it.
 
+``v`` is 1 for the kinds that every build knows and `LATER_KINDS` for those that came later. A build that does not know such a
+kind does not skip it, which would be a refusal that the others do not give: it finds a version that it does not apply and
+stops before the entry (`coordinator.runtime.service.understood`). So a mixed group agrees for as long as nobody uses
+what is new, and a replica that is too old says so instead of drifting.
+
 Sources: RAFT_MQTT.md A6 to A8 (one method, ids, ASCII, size); Ongaro's thesis 6.3 (client sequence numbers).
 """
 
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import msgspec
 
 from coordinator.policy import PolicySettings
 from protocol.errors import LimitExceeded
+from protocol.ids import SAVEPOINT_PATTERN
 from protocol.limits import COMMAND_BYTES_MAX, DROPPED_MAX, FENCES_MAX, KINDS_MAX, RENAMES_MAX
 from protocol.streams import Resumption
 
 COMMAND_VERSION: Final = 1
+LATER_KINDS: Final = 2
+"""Version of the kinds of commands that came after the first builds; the kind says which it is."""
 SENTENCE_CHARS_MAX: Final = 400
 """A cause or reason. In ASCII JSON a character takes up to 12 bytes: two sentences and their notes fit a command."""
 WAITING_NOTES_MAX: Final = 16
@@ -40,6 +48,7 @@ Positive = Annotated[int, msgspec.Meta(ge=1, le=2**62)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 ClientName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9._:-]{0,79}\Z")]
 Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9._-]{0,62}\Z")]
+SavepointName = Annotated[str, msgspec.Meta(pattern=rf"\A{SAVEPOINT_PATTERN.pattern}\Z")]
 AgentName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9._-]{0,62}/[a-z0-9][a-z0-9._-]{0,62}\Z")]
 DigestText = Annotated[str, msgspec.Meta(pattern=r"\Ab3:[0-9a-f]{64}\Z")]
 BootId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -55,6 +64,8 @@ class CommandBase(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", f
     """What every command carries."""
 
     kind: ClassVar[str]
+    command_version: ClassVar[int] = COMMAND_VERSION
+    """What `v` must be."""
     v: int = COMMAND_VERSION
     id: tuple[ClientName, Positive]
     done: Count = 0
@@ -322,6 +333,25 @@ class RollbackFailedCommand(CommandBase, frozen=True, kw_only=True, tag="rollbac
     cause: Sentence
 
 
+class PinCommand(CommandBase, frozen=True, kw_only=True, tag="pin"):
+    """A committed epoch is named and kept: a savepoint."""
+
+    kind: ClassVar[str] = "pin"
+    command_version: ClassVar[int] = LATER_KINDS
+    v: int = LATER_KINDS
+    epoch: Positive
+    name: SavepointName
+
+
+class UnpinCommand(CommandBase, frozen=True, kw_only=True, tag="unpin"):
+    """A savepoint is none any more; its epoch goes the way of all others."""
+
+    kind: ClassVar[str] = "unpin"
+    command_version: ClassVar[int] = LATER_KINDS
+    v: int = LATER_KINDS
+    name: SavepointName
+
+
 Command: TypeAlias = (
     LeadCommand
     | ConfigureCommand
@@ -341,7 +371,12 @@ Command: TypeAlias = (
     | FenceCommand
     | RestoredCommand
     | RollbackFailedCommand
+    | PinCommand
+    | UnpinCommand
 )
+
+VERSIONS: Final = {each.kind: each.command_version for each in get_args(Command)}
+"""Kind -> version that this build applies."""
 
 
 _encode: Final = msgspec.json.Encoder(order="sorted").encode

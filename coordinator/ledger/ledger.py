@@ -23,9 +23,10 @@ Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., 
 ``fenced``              the session, or the incarnation, is not one that can go on
 ``durability``          a participant was started with another durability than the cluster's; or it is to be changed while
                         participants are there
-``full``                `PARTICIPANTS_MAX` are live, or a participant has more agents than are taken
+``full``                `PARTICIPANTS_MAX` are live, a participant has more agents than are taken, or there are
+                        `SAVEPOINTS_MAX` savepoints
 ``not-announced``       the announcement that this one goes on from is not there (any more): begin anew
-``unknown``             no such session or epoch
+``unknown``             no such session, epoch or savepoint
 ``ended``               the session or epoch has ended already
 ``epoch-open``          open epochs forbid it; ``epoch`` names the oldest
 ``topology-changed``    the proposal was made for another topology version
@@ -35,7 +36,8 @@ Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., 
 ``incarnation-changed`` another rollback has begun
 ``membership-changed``  who is live, or who hosts what, has changed since a rollback was prepared
 ``sealed-open``         a sealed epoch is to be committed before a rollback
-``not-committed``       a rollback to an epoch that is not
+``not-committed``       a rollback to an epoch that is not, or a name for one
+``name-taken``          the savepoint of that name is another epoch; ``epoch`` says which
 ``topology-unchanged``  the current topology is the wanted one
 ``no-members``          nobody is a member
 ``incomplete``          reports are missing
@@ -60,6 +62,7 @@ from blake3 import blake3
 
 from coordinator.ledger.commands import (
     COMMAND_VERSION,
+    VERSIONS,
     AbortCommand,
     AdoptCommand,
     AnnounceCommand,
@@ -71,6 +74,7 @@ from coordinator.ledger.commands import (
     LeadCommand,
     LeaveCommand,
     MarkLostCommand,
+    PinCommand,
     RegisterCommand,
     Report,
     ReportsCommand,
@@ -80,6 +84,7 @@ from coordinator.ledger.commands import (
     SealCommand,
     StartCommand,
     TopologyCommand,
+    UnpinCommand,
     to_ascii_json,
 )
 from coordinator.ledger.records import (
@@ -91,6 +96,7 @@ from coordinator.ledger.records import (
     LEFT,
     LOST,
     MEMBER,
+    SAVEPOINTS_FORMAT,
     SEALED,
     STARTED,
     AbortRecord,
@@ -106,6 +112,7 @@ from coordinator.ledger.records import (
 from coordinator.ledger.rollbacks import Result, RollbackRules
 from coordinator.ledger.rollbacks import no as _no
 from coordinator.ledger.rollbacks import yes as _yes
+from coordinator.ledger.savepoints import SavepointRules
 from coordinator.policy import UNCOUNTED_PHASES, PolicySettings
 from protocol.errors import RecoveryError
 from protocol.limits import (
@@ -148,7 +155,7 @@ _NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 """In JSON these stand inside strings only, where an escape means the same."""
 
 
-class Ledger(RollbackRules):
+class Ledger(RollbackRules, SavepointRules):
     """One replica of the ledger.
 
     Attributes:
@@ -206,6 +213,8 @@ class Ledger(RollbackRules):
             announced=dict(sorted(self.state.announced.items())),
             adoptions=dict(sorted(self.state.adoptions.items())),
             epochs=dict(sorted(self.state.epochs.items())),
+            savepoints=dict(sorted(self.state.savepoints.items())),
+            format=SAVEPOINTS_FORMAT if self.state.savepoints else LEDGER_FORMAT,
         )
         clients = [
             (name, ClientRecord(floor=client.floor, results=dict(sorted(client.results.items()))))
@@ -224,8 +233,9 @@ class Ledger(RollbackRules):
             dump = _dumps.decode(text)
         except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError, ValueError) as error:
             raise RecoveryError(f"ledger snapshot of {len(text)} characters cannot be read: {error}") from None
-        if dump.state.format != LEDGER_FORMAT:
-            raise RecoveryError(f"ledger snapshot has format {dump.state.format}; this build reads {LEDGER_FORMAT}")
+        if dump.state.format not in (LEDGER_FORMAT, SAVEPOINTS_FORMAT):
+            known = f"{LEDGER_FORMAT} and {SAVEPOINTS_FORMAT}"
+            raise RecoveryError(f"ledger snapshot has format {dump.state.format}; this build reads {known}")
         if dump.state.cluster != self.state.cluster:
             raise RecoveryError(f"ledger snapshot is of cluster {dump.state.cluster!r}, not {self.state.cluster!r}")
         self.state = dump.state
@@ -301,6 +311,7 @@ class Ledger(RollbackRules):
         self._joining_count = sum(record.state == JOINING for record in state.participants.values())
         members = {record.session for record in state.participants.values() if record.state == MEMBER}
         self._gone_count = sum(member.session not in members for member in state.topology.members)
+        self._derive_names()
         self._forget_derived()
 
     def _forget_derived(self) -> None:
@@ -377,6 +388,10 @@ class Ledger(RollbackRules):
                 return self._restored(command)
             case RollbackFailedCommand():
                 return self._rollback_failed(command)
+            case PinCommand():
+                return self._pin(command)
+            case UnpinCommand():
+                return self._unpin(command)
             case _:
                 assert_never(command)
 
@@ -829,15 +844,19 @@ class Ledger(RollbackRules):
         self._forget()
 
     def _forget(self) -> None:
-        """Keep the history within its bounds; the newest committed epoch stays whole."""
+        """Keep the history within its bounds.
+
+        The newest committed epoch stays whole. What a rollback may go to stays: where this incarnation began, and savepoints.
+        """
         state = self.state
         ended = [
             number for number in sorted(state.epochs) if number != state.committed and not state.epochs[number].open
         ]
-        for number in ended[: max(0, len(ended) - EPOCH_HISTORY_MAX)]:
+        of_no_use = [number for number in ended if number != state.base and not self.names_of(number)]
+        for number in of_no_use[: max(0, len(of_no_use) - EPOCH_HISTORY_MAX)]:
             del state.epochs[number]
         rows = 0
-        for number in reversed(ended[-EPOCH_HISTORY_MAX:]):
+        for number in reversed([each for each in ended if each in state.epochs]):
             record = state.epochs[number]
             rows += record.members_count
             if rows > EPOCH_MEMBER_ROWS_MAX and not record.trimmed:
@@ -868,9 +887,14 @@ def _decode(text: object) -> Command | Result:
         command = _commands.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError) as error:
         return _refusal(text, error)
-    if command.v != COMMAND_VERSION:
-        return _no("unsupported-version", f"command of version {command.v}; this build applies {COMMAND_VERSION}")
+    if command.v != command.command_version:
+        return _unsupported(command.kind, command.v)
     return command
+
+
+def _unsupported(kind: str, version: int) -> Result:
+    known = VERSIONS.get(kind, COMMAND_VERSION)
+    return _no("unsupported-version", f"command {kind[:40]!a} of version {version}; this build applies {known}")
 
 
 def _refusal(text: str, error: Exception) -> Result:
@@ -878,6 +902,6 @@ def _refusal(text: str, error: Exception) -> Result:
         head = _heads.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
         return _no("malformed", f"not a command: {error}")
-    if head.v != COMMAND_VERSION:
-        return _no("unsupported-version", f"command of version {head.v}; this build applies {COMMAND_VERSION}")
+    if head.v != VERSIONS.get(head.kind, COMMAND_VERSION):
+        return _unsupported(head.kind, head.v)
     return _no("malformed", f"command {head.kind[:40]!a}: {error}")

@@ -16,6 +16,8 @@ from protocol.messages import Member
 from protocol.streams import StreamEnd
 
 LEDGER_FORMAT: Final = 1
+SAVEPOINTS_FORMAT: Final = 2
+"""Of a dump that holds savepoints: a build that would drop them, unknown as they are to it, refuses it."""
 
 # States of a session. `LIVE` ones hold their participant's id and agents against others.
 JOINING: Final = "joining"
@@ -263,6 +265,15 @@ class OriginRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Effects are not done and sinks are not written to; see `protocol.forks`."""
 
 
+class SavepointRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A name and what it stands for, until it is taken back."""
+
+    epoch: int
+    """Committed; its record stays (`coordinator.ledger.savepoints`)."""
+    pinned_at: int
+    """Wall clock, ns."""
+
+
 class ClientRecord(msgspec.Struct, kw_only=True):
     """What is remembered of a client's commands."""
 
@@ -317,3 +328,5 @@ class LedgerState(msgspec.Struct, kw_only=True):
     """Manifest of the newest sealed epoch: the head of the chain."""
     epochs: dict[int, EpochRecord] = {}
     """Open ones and the history."""
+    savepoints: dict[str, SavepointRecord] = {}
+    """By name."""

@@ -36,7 +36,9 @@ from coordinator.runtime.ingests import add_ingest_routes
 from coordinator.runtime.metrics import Exposition
 from coordinator.runtime.page import add_page
 from coordinator.runtime.stored import add_stored_routes
-from coordinator.runtime.writes import add_write_routes
+from coordinator.runtime.writes import add_write_routes, no_savepoint
+from protocol.errors import IllegalName
+from protocol.ids import savepoint_name
 from protocol.version import __version__
 
 if TYPE_CHECKING:
@@ -105,7 +107,7 @@ class Api:
         return service.driver.hub.waiting.document(record for record in service.ledger.participants() if record.live)
 
     def record(self, request: web.Request) -> EpochRecord:
-        """The epoch that the path names: a number, or ``latest`` for the newest committed one."""
+        """The epoch that the path names: a number, ``latest`` for the newest committed one, or a savepoint's name."""
         ledger = self._service.ledger
         text = request.match_info["epoch"]
         if text == "latest":
@@ -114,7 +116,7 @@ class Api:
                 raise ApiError(404, "no-epoch", "no epoch has committed yet", "`cleancut epoch trigger` starts one")
             return found
         if not text.isascii() or not text.isdigit() or len(text) > 18:
-            raise ApiError(400, "bad-epoch", f"{text[:40]!a} is neither a number nor `latest`")
+            return self._named(text)
         number = int(text)
         found = ledger.epoch(number)
         if found is None:
@@ -123,6 +125,19 @@ class Api:
                 hint = "its manifest may still be in the store: `cleancut epoch verify --store`"
                 raise ApiError(404, "forgotten-epoch", f"the history of epoch {number} is no longer kept", hint)
             raise ApiError(404, "no-epoch", f"there is no epoch {number}; the newest is {newest}")
+        return found
+
+    def _named(self, text: str) -> EpochRecord:
+        ledger = self._service.ledger
+        try:
+            name = savepoint_name(text)
+        except IllegalName:
+            message = f"{text[:40]!a} is neither a number, nor `latest`, nor the name of a savepoint"
+            raise ApiError(400, "bad-epoch", message) from None
+        known = ledger.savepoint(name)
+        found = None if known is None else ledger.epoch(known.epoch)
+        if found is None:
+            raise no_savepoint(ledger, name)
         return found
 
     # --- handlers ---
@@ -165,13 +180,16 @@ class Api:
         return json_answer(views.topology(self._service.ledger))
 
     async def epochs(self, request: web.Request) -> web.Response:
-        """Epochs, newest first."""
+        """Epochs, newest first; with ``?named=1`` only savepoints."""
         await self.fresh(request)
+        named = query_flag(request, "named")
         limit = max(1, query_number(request, "limit", 50, EPOCHS_LISTED_MAX))
         before = query_number(request, "before", 0, 1 << 62)
         if self._service.ledger.open_epochs() and (answer := await self.of_leader(request)) is not None:
             return answer
-        return json_answer(views.epochs(self._service.ledger, self._service.live, limit=limit, before=before))
+        return json_answer(
+            views.epochs(self._service.ledger, self._service.live, limit=limit, before=before, named=named)
+        )
 
     async def epoch(self, request: web.Request) -> web.Response:
         """One epoch."""
@@ -179,7 +197,13 @@ class Api:
         record = self.record(request)
         if record.open and (answer := await self.of_leader(request)) is not None:
             return answer
-        return json_answer(views.epoch_full(record, self._service.live))
+        names = self._service.ledger.names_of(record.epoch)
+        return json_answer(views.epoch_full(record, self._service.live, names))
+
+    async def savepoints(self, request: web.Request) -> web.Response:
+        """Epochs that are named and kept."""
+        await self.fresh(request)
+        return json_answer(views.savepoints(self._service.ledger))
 
     async def why(self, request: web.Request) -> web.Response:
         """What an epoch waited for, in words."""
@@ -311,6 +335,7 @@ class Api:
         out.gauge("epochs_open", "Epochs that are neither committed nor aborted.", len(ledger.open_epochs()))
         out.gauge("epoch_newest", "Newest epoch started.", state.epoch)
         out.gauge("epoch_committed", "Newest epoch committed.", state.committed)
+        out.gauge("savepoints", "Names of epochs that are kept.", len(state.savepoints))
         out.gauge("epoch_failures_in_a_row", "Aborts since the last commit.", state.failures)
         newest = ledger.newest_committed()
         if newest is not None:
@@ -408,6 +433,7 @@ def build_app(service: Service) -> web.Application:
     app.router.add_get("/v1/epochs", api.epochs)
     app.router.add_get("/v1/epochs/{epoch}", api.epoch)
     app.router.add_get("/v1/epochs/{epoch}/why", api.why)
+    app.router.add_get("/v1/savepoints", api.savepoints)
     app.router.add_get("/v1/policy", api.policy)
     app.router.add_get("/v1/doctor", api.doctor)
     app.router.add_get("/v1/events", api.events)

@@ -41,6 +41,7 @@ from coordinator.events import (
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
+    PinRequested,
     PolicyChanged,
     Propose,
     RaiseFence,
@@ -51,6 +52,7 @@ from coordinator.events import (
     SnapshotsUnreadable,
     StoreManifest,
     TimerFired,
+    UnpinRequested,
 )
 from coordinator.fences import read_epoch_from_store
 from coordinator.ledger import encode_command
@@ -488,6 +490,16 @@ class Driver:
             ),
             REQUEST_SECONDS_MAX,
         )
+
+    async def pin_epoch(self, epoch: int, name: str) -> Result:
+        """Name a committed epoch, so that it is kept."""
+        return await self.ask(
+            lambda request: PinRequested(request=request, epoch=epoch, name=name), REQUEST_SECONDS_MAX
+        )
+
+    async def unpin_epoch(self, name: str) -> Result:
+        """Take a name back; the result says of which epoch."""
+        return await self.ask(lambda request: UnpinRequested(request=request, name=name), REQUEST_SECONDS_MAX)
 
     async def change_policy(self, policy: PolicySettings) -> Result:
         """Another policy from now on."""

@@ -24,6 +24,7 @@ from coordinator.ledger import (
     LeadCommand,
     LeaveCommand,
     MarkLostCommand,
+    PinCommand,
     RegisterCommand,
     ReportsCommand,
     RestoredCommand,
@@ -32,6 +33,7 @@ from coordinator.ledger import (
     SealCommand,
     StartCommand,
     TopologyCommand,
+    UnpinCommand,
 )
 
 if TYPE_CHECKING:
@@ -151,6 +153,11 @@ class Historian:
                     "cause": command.cause,
                 }
                 yield "rollback-failed", details
+            case PinCommand():
+                if result.get("outcome") == "pinned":
+                    yield "epoch-pinned", {"epoch": command.epoch, "name": command.name}
+            case UnpinCommand():
+                yield "epoch-unpinned", {"epoch": result.get("epoch"), "name": command.name}
             case _:
                 assert_never(command)
 

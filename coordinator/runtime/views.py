@@ -13,7 +13,7 @@ from coordinator.blame import phase_steps
 from coordinator.progress import FIRST_PHASE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from coordinator.ledger import EpochRecord, Ledger, MemberRecord, OriginRecord, ParticipantRecord, RollbackRecord
 
@@ -51,13 +51,14 @@ def milliseconds(ns: int) -> int:
     return ns // NS_PER_MS
 
 
-def epoch_short(record: EpochRecord, live: LiveView | None = None) -> dict[str, Any]:
-    """One row of the list of epochs."""
+def epoch_short(record: EpochRecord, live: LiveView | None = None, names: Sequence[str] = ()) -> dict[str, Any]:
+    """One row of the list of epochs; `names` are those of the epoch as a savepoint."""
     duration: int | None = milliseconds(record.took_ns) if not record.open else None
     if record.open and live is not None:
         duration = live.elapsed_ms(record.epoch)
     return {
         "epoch": record.epoch,
+        "names": list(names),
         "state": record.state,
         "reason": record.reason,
         "started_at_ms": milliseconds(record.started_at),
@@ -77,10 +78,10 @@ def epoch_short(record: EpochRecord, live: LiveView | None = None) -> dict[str, 
     }
 
 
-def epoch_full(record: EpochRecord, live: LiveView | None = None) -> dict[str, Any]:
+def epoch_full(record: EpochRecord, live: LiveView | None = None, names: Sequence[str] = ()) -> dict[str, Any]:
     """All that is known of one epoch."""
     return {
-        **epoch_short(record, live),
+        **epoch_short(record, live, names),
         "deadline_ms": milliseconds(record.deadline_ns),
         "sealed_at_ms": milliseconds(record.sealed_at) if record.sealed_at else None,
         "previous": record.previous or None,
@@ -131,11 +132,34 @@ def _abort(record: EpochRecord) -> dict[str, Any] | None:
     }
 
 
-def epochs(ledger: Ledger, live: LiveView | None, *, limit: int, before: int) -> dict[str, Any]:
-    """Newest first; `before` 0: from the newest."""
-    numbers = sorted((n for n in ledger.state.epochs if before == 0 or n < before), reverse=True)
-    rows = [epoch_short(ledger.state.epochs[number], live) for number in numbers[:limit]]
+def epochs(ledger: Ledger, live: LiveView | None, *, limit: int, before: int, named: bool = False) -> dict[str, Any]:
+    """Newest first; `before` 0: from the newest; `named`: only savepoints."""
+    numbers = sorted(
+        (n for n in ledger.state.epochs if (before == 0 or n < before) and (not named or ledger.names_of(n))),
+        reverse=True,
+    )
+    rows = [epoch_short(ledger.state.epochs[number], live, ledger.names_of(number)) for number in numbers[:limit]]
     return {"epochs": rows, "more": len(numbers) > limit}
+
+
+def savepoints(ledger: Ledger) -> dict[str, Any]:
+    """All names, by name."""
+    return {"savepoints": [savepoint(ledger, name) for name in sorted(ledger.state.savepoints)]}
+
+
+def savepoint(ledger: Ledger, name: str) -> dict[str, Any]:
+    """A name that is there, and its epoch."""
+    record = ledger.state.savepoints[name]
+    epoch = ledger.epoch(record.epoch)
+    assert epoch is not None, "what has a name stays in the ledger"
+    return {
+        "name": name,
+        "epoch": record.epoch,
+        "pinned_at_ms": milliseconds(record.pinned_at),
+        "started_at_ms": milliseconds(epoch.started_at),
+        "incarnation": epoch.incarnation,
+        "state_bytes": epoch.state_bytes,
+    }
 
 
 def participant(record: ParticipantRecord, live: LiveView | None) -> dict[str, Any]:

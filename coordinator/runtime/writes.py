@@ -1,4 +1,4 @@
-"""What changes the cluster: start and abort epochs, set the policy.
+"""What changes the cluster: start, abort and name epochs, set the policy.
 
 The leader does it; another coordinator passes the request on, once. A trigger that is to wait for the epoch's end waits
 at the coordinator that was asked, on its own replica: the leader may die meanwhile, the answer comes all the same.
@@ -6,6 +6,7 @@ at the coordinator that was asked, on its own replica: the leader may die meanwh
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,13 +14,13 @@ from coordinator.policy import PolicySettings
 from coordinator.runtime import views
 from coordinator.runtime.answers import ApiError, json_answer, read_object
 from protocol.errors import IllegalName
-from protocol.ids import agent_id, participant_id
+from protocol.ids import agent_id, participant_id, savepoint_name
 from protocol.limits import RENAMES_MAX
 
 if TYPE_CHECKING:
     from aiohttp import web
 
-    from coordinator.ledger import Result
+    from coordinator.ledger import Ledger, Result
     from coordinator.runtime.api import Api
     from coordinator.runtime.service import Service
 
@@ -28,6 +29,8 @@ WAIT_SECONDS_MAX: Final = 600.0
 WAIT_BEYOND_DEADLINE_SECONDS: Final = 15.0
 """An epoch ends by its deadline; a change of leader and a sealed epoch's last steps come on top."""
 
+NEAREST: Final = 3
+"""Names that somebody is told who asks for a savepoint that is not there."""
 MOVES_MAX: Final = 64
 """Agents that one request moves: they fit one entry of the log for each participant."""
 _STATUS_OF: Final = {
@@ -52,6 +55,8 @@ _HINT_OF: Final = {
     "membership-changed": "participants come or go: try again in a moment",
     "corrupt": "name an older epoch; `cleancut epoch verify N` says what is damaged",
     "sealed": "a sealed epoch commits; it cannot be aborted",
+    "name-taken": "take another name, or take this one back first: `cleancut epoch unpin NAME`",
+    "full": "take names back that nobody needs: `cleancut epoch unpin NAME`",
 }
 _POLICY_KEYS: Final[dict[str, type]] = {name: type(value) for name, value in PolicySettings().document().items()}
 
@@ -77,9 +82,10 @@ class Writes:
             number = int(_document(answer)["epoch"])
         if wait:
             await self._wait_end(number)
-        record = self._service.ledger.epoch(number)
+        ledger = self._service.ledger
+        record = ledger.epoch(number)
         assert record is not None
-        return json_answer(views.epoch_full(record, self._service.live), status=201)
+        return json_answer(views.epoch_full(record, self._service.live, ledger.names_of(number)), status=201)
 
     async def _wait_end(self, number: int) -> None:
         ledger = self._service.ledger
@@ -107,6 +113,31 @@ class Writes:
         _demand(await self._service.driver.abort_epoch(record.epoch, body.get("reason") or "an operator aborted it"))
         after = self._service.ledger.epoch(record.epoch) or record
         return json_answer(views.epoch_full(after, self._service.live))
+
+    async def pin(self, request: web.Request) -> web.Response:
+        """Name a committed epoch, so that it is kept: 201, or 200 if it has the name already."""
+        if not self._service.leads:
+            return await self._service.forward.pass_on(request)
+        body = await read_object(request, {"name": str})
+        if "name" not in body:
+            raise ApiError(400, "bad-value", "a savepoint needs a name", '{"name": "before-the-migration"}')
+        name = _savepoint_name(body["name"])
+        result = _demand(await self._service.driver.pin_epoch(self._api.record(request).epoch, name))
+        ledger = self._service.ledger
+        if ledger.savepoint(name) is None:  # taken back by somebody else, in this instant
+            raise no_savepoint(ledger, name)
+        return json_answer(views.savepoint(ledger, name), status=201 if result["outcome"] == "pinned" else 200)
+
+    async def unpin(self, request: web.Request) -> web.Response:
+        """Take a name back; the epoch goes the way of all others."""
+        if not self._service.leads:
+            return await self._service.forward.pass_on(request)
+        name = _savepoint_name(request.match_info["name"])
+        result = await self._service.driver.unpin_epoch(name)
+        if not result["ok"] and result["code"] == "unknown":
+            raise no_savepoint(self._service.ledger, name)
+        _demand(result)
+        return json_answer({"name": name, "epoch": result["epoch"]})
 
     async def restore(self, request: web.Request) -> web.Response:
         """Take the cluster back to an epoch: 201 with the rollback; with ``wait`` once all agents run again.
@@ -192,6 +223,27 @@ def read_renames(document: dict[str, Any]) -> dict[str, str]:
         raise ApiError(400, "bad-name", str(error)) from None
 
 
+def _savepoint_name(text: str) -> str:
+    try:
+        return savepoint_name(text)
+    except IllegalName as error:
+        raise ApiError(400, "bad-name", error.problem) from None
+
+
+def no_savepoint(ledger: Ledger, name: str) -> ApiError:
+    """There is none of this name; with the nearest names that there are."""
+    names = sorted(ledger.state.savepoints)
+    near = difflib.get_close_matches(name, names, n=NEAREST, cutoff=0.5)
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    elif names:
+        more = f" and {len(names) - NEAREST} more: `cleancut epoch list --named`" if len(names) > NEAREST else ""
+        hint = f"there are {', '.join(names[:NEAREST])}{more}"
+    else:
+        hint = "there are none yet: `cleancut epoch pin N NAME`"
+    return ApiError(404, "no-savepoint", f"there is no savepoint {name}", hint)
+
+
 def _document(answer: web.Response) -> dict[str, Any]:
     assert isinstance(answer.body, bytes)
     document = json.loads(answer.body)
@@ -213,4 +265,6 @@ def add_write_routes(app: web.Application, service: Service, api: Api) -> None:
     app.router.add_post("/v1/epochs", writes.trigger)
     app.router.add_post("/v1/epochs/{epoch}/restore", writes.restore)
     app.router.add_post("/v1/epochs/{epoch}/abort", writes.abort)
+    app.router.add_post("/v1/epochs/{epoch}/pin", writes.pin)
+    app.router.add_delete("/v1/savepoints/{name}", writes.unpin)
     app.router.add_put("/v1/policy", writes.set_policy)

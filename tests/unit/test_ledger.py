@@ -752,7 +752,7 @@ def test_dump_is_ascii_and_the_same_each_time():
         lambda d: d[:-2],
         lambda d: "[]",
         lambda d: d.replace('"cluster":"shop"', '"cluster":"other"'),
-        lambda d: d.replace('"format":1', '"format":2'),
+        lambda d: d.replace('"format":1', '"format":3'),
         lambda d: d.replace('"epoch":3', '"epoch":"x"', 1),
         lambda d: "\ud800",
     ],
