@@ -187,6 +187,50 @@ class LocalFolder:
         except OSError as error:
             raise store_error("open", str(self.path / log), error) from error
 
+    def get(self, name: str) -> bytes | None:
+        """A file beside the logs; None: it is not there.
+
+        Raises:
+            StoreError: The system's error.
+        """
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise store_error("get", str(self.path / name), error) from error
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Have a file of this content beside the logs, durably, in place of one that is there.
+
+        Raises:
+            StoreError: The system's error.
+        """
+        try:
+            _create(self.path, name, data, replace=True)
+        except OSError as error:
+            raise store_error("put", str(self.path / name), error) from error
+
+    def set_aside(self, log: str, *, without: str) -> None:
+        """Rename a log's folder, for whoever wants to look at it, and delete a file beside it first; durably.
+
+        Raises:
+            StoreError: The system's error.
+        """
+        folder = self.path / log
+        number = 1
+        while (aside := folder.with_name(f"{log}.damaged-{number}")).exists():
+            number += 1
+        try:
+            (self.path / without).unlink(missing_ok=True)
+            # Before the log goes: a file that comes back after a power cut must not find another log than its own.
+            _sync_folder(self.path)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(folder, aside)
+            _sync_folder(self.path)
+        except OSError as error:
+            raise store_error("put", str(aside), error) from error
+
     def highest(self) -> Life | None:
         """The last life that owned the folder, None before the first.
 
@@ -272,11 +316,6 @@ def store_error(operation: str, path: str, error: OSError, *, definite: bool = T
     """The system's error with errno and path."""
     name = None if error.errno is None else errno.errorcode.get(error.errno)
     return StoreError(operation, path, error.strerror or str(error), errno_name=name, definite=definite)
-
-
-def replace_file(folder: Path, name: str, data: bytes) -> None:
-    """Have a file of this content under this name, durable, in place of one that is there; `OSError` as the system gives it."""
-    _create(folder, name, data, replace=True)
 
 
 def _make_folder(folder: Path) -> None:

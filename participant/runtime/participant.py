@@ -355,7 +355,7 @@ class Participant:
             await self._intake.open()
         if config.durability == "turn":
             assert folder is not None, "the configuration was checked"
-            self._turns = TurnKeeper(folder, cluster=config.cluster, participant=self.id, sink=self, tasks=self._tasks)
+            self._turns = self._make_keeper(folder)
             self._pump.log_turns = self._log_turns
         self._restorer = Restorer(
             self._hosts,
@@ -1345,6 +1345,9 @@ class Participant:
             clock=self._clock,
             sink=self,
         )
+
+    def _make_keeper(self, folder: LocalFolder) -> TurnKeeper:
+        return TurnKeeper(folder, cluster=self.config.cluster, participant=self.id, sink=self, tasks=self._tasks)
 
     def _open_folder(self) -> LocalFolder | None:
         """What earlier lives left on the disk. Blocks."""

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from participant.logs.segment import CorruptLog
-from participant.runtime.log_files import replace_file, store_error
 from protocol.messages import Restore
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from participant.runtime.log_files import LocalFolder
 
 BASE_NAME: Final = "turns.json"
 
@@ -49,42 +48,31 @@ class TurnBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 _decode = msgspec.json.Decoder(TurnBase).decode
 
 
-def read_base(folder: Path) -> TurnBase | None:
+def read_base(folder: LocalFolder) -> TurnBase | None:
     """The base, None if there is none. Blocks.
 
     Raises:
         CorruptLog: It is none.
         StoreError: The system's error.
     """
-    path = folder / BASE_NAME
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    data = folder.get(BASE_NAME)
+    if data is None:
         return None
-    except OSError as error:
-        raise store_error("get", str(path), error) from error
+    path = str(folder.path / BASE_NAME)
     text, _, check = data.rpartition(b"\n")
     try:
         if hashlib.sha256(text).hexdigest().encode() != check:
-            raise CorruptLog(str(path), 0, "its checksum is another one")
+            raise CorruptLog(path, 0, "its checksum is another one")
         return _decode(text)
     except msgspec.MsgspecError as error:
-        raise CorruptLog(str(path), 0, str(error)) from None
+        raise CorruptLog(path, 0, str(error)) from None
 
 
-def write_base(folder: Path, base: TurnBase) -> None:
+def write_base(folder: LocalFolder, base: TurnBase) -> None:
     """Put it in place of the one that is there, durably. Blocks.
 
     Raises:
         StoreError: The system's error.
     """
     text = msgspec.json.encode(base)
-    try:
-        replace_file(folder, BASE_NAME, text + b"\n" + hashlib.sha256(text).hexdigest().encode())
-    except OSError as error:
-        raise store_error("put", str(folder / BASE_NAME), error) from error
-
-
-def remove_base(folder: Path) -> None:
-    """It does not count any more. Blocks."""
-    (folder / BASE_NAME).unlink(missing_ok=True)
+    folder.replace(BASE_NAME, text + b"\n" + hashlib.sha256(text).hexdigest().encode())

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from time import time_ns
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
@@ -29,13 +28,13 @@ from participant.host import decode_envelope
 from participant.logs.segment import CorruptLog
 from participant.peers import ResumedStreams
 from participant.runtime.log_files import Life
-from participant.runtime.turn_base import TurnBase, read_base, remove_base, write_base
+from participant.runtime.turn_base import BASE_NAME, TurnBase, read_base, write_base
 from participant.runtime.turn_logger import LOG_NAME, TurnLogger
 from protocol.errors import FencedError, ObjectCorrupt, ObjectMissing, RecoveryError, StoreError
 from protocol.failpoints import fp
 from protocol.ids import AgentId
 from protocol.items import encode_message_item
-from protocol.limits import MIB
+from protocol.limits import LOG_SEGMENT_BYTES, MIB
 from protocol.outputs import Output
 
 if TYPE_CHECKING:
@@ -60,6 +59,8 @@ log = logging.getLogger("cleancut.participant.turns")
 
 WANTS_EPOCH_BYTES: Final = 256 * MIB
 """A log longer than this asks for an epoch, which shortens it."""
+SEGMENT_BYTES: Final = LOG_SEGMENT_BYTES
+"""Of which whole ones are deleted."""
 
 
 class Recovered(NamedTuple):
@@ -107,9 +108,8 @@ class TurnKeeper:
         participant: str,
         sink: KeeperSink,
         tasks: TaskSet,
-        wants_epoch_bytes: int = WANTS_EPOCH_BYTES,
     ) -> None:
-        self._wants_epoch_bytes = wants_epoch_bytes
+        self._wants_epoch_bytes = WANTS_EPOCH_BYTES
         self._folder = folder
         self._cluster = cluster
         self._participant = participant
@@ -141,6 +141,7 @@ class TurnKeeper:
             owner=self._folder,
             on_durable=self._durable,
             on_failure=self._failed,
+            segment_bytes=SEGMENT_BYTES,
         )
 
     # --- the way back -------------------------------------------------------------------------------------------------
@@ -161,7 +162,7 @@ class TurnKeeper:
             FencedError: A later life has the folder.
         """
         try:
-            base = await asyncio.to_thread(read_base, self._folder.path)
+            base = await asyncio.to_thread(read_base, self._folder)
             if base is None:
                 await asyncio.to_thread(self._logger.read)
                 return None
@@ -245,17 +246,9 @@ class TurnKeeper:
 
     def _put_aside(self) -> None:
         """A log that is of no use is kept for whoever wants to look at it. Blocks."""
-        remove_base(self._folder.path)
+        self._folder.set_aside(LOG_NAME, without=BASE_NAME)
         self._base = None
         self._lines = {}
-        folder = self._folder.path / LOG_NAME
-        number = 1
-        while (aside := folder.with_name(f"{LOG_NAME}.damaged-{number}")).exists():
-            number += 1
-        try:
-            os.rename(folder, aside)
-        except OSError as error:
-            raise StoreError("put", str(aside), error.strerror or str(error)) from error
         self._logger = self._open()
 
     # --- beginnings ---------------------------------------------------------------------------------------------------
@@ -497,7 +490,7 @@ class TurnKeeper:
             base = self._base
             assert base is not None, "a base was decided on"
             await asyncio.to_thread(self._folder.check)
-            await asyncio.to_thread(write_base, self._folder.path, base)
+            await asyncio.to_thread(write_base, self._folder, base)
 
     async def close(self) -> None:
         """Write what waits, and let go of the files."""
