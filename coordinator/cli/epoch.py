@@ -1,4 +1,4 @@
-"""``cleancut epoch list | show | trigger | abort | restore | fork | why | verify | state``.
+"""``cleancut epoch list | show | trigger | abort | pin | unpin | restore | fork | why | verify | state``.
 
 `verify` and `state` also work on a store alone, without any coordinator (`coordinator.cli.offline`).
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from coordinator.cli.exits import Exit, Failure
-from coordinator.cli.kinds import AGENT, EPOCH, EPOCH_OR_START, RENAME
+from coordinator.cli.kinds import AGENT, EPOCH, EPOCH_OR_START, RENAME, SAVEPOINT
 from coordinator.cli.output import (
     field,
     items,
@@ -27,6 +27,7 @@ from coordinator.cli.output import (
     size,
     span,
 )
+from coordinator.cli.savepoints import demand_free, give_name, number_of, pin, unpin
 from coordinator.cli.settings import looks_at_cluster
 
 if TYPE_CHECKING:
@@ -46,28 +47,34 @@ VERIFY_SECONDS = 600.0
 
 @click.group()
 def epoch() -> None:
-    """Look at epochs; start, abort and verify them.
+    """Look at epochs; start, abort, name and verify them; go back to one.
 
-    An epoch is named by its number, or `latest` for the newest committed one.
+    EPOCH is a number, `latest` for the newest committed one, or the name of a savepoint (`pin`).
     """
+
+
+epoch.add_command(pin)
+epoch.add_command(unpin)
 
 
 @epoch.command(name="list")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
 @click.option("--before", type=click.IntRange(min=1), help="Only epochs older than this one.")
+@click.option("--named", is_flag=True, help="Only savepoints.")
 @looks_at_cluster
-def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
+def list_epochs(session: Session, *, limit: int, before: int | None, named: bool) -> None:
     """Epochs, newest first: open, committed and aborted ones."""
-    document = session.client.read("epochs", query={"limit": limit, "before": before})
+    query: dict[str, object] = {"limit": limit, "before": before, "named": 1 if named else None}
+    document = session.client.read("epochs", query=query)
     if session.as_json:
         print_json(document)
         return
     rows = items(document, "epochs")
     if not rows:
-        say("no epochs" + ("" if before is None else f" before {before}"))
+        say(("no savepoints" if named else "no epochs") + ("" if before is None else f" before {before}"))
         return
     print_table(
-        ("EPOCH", "STATE", "STARTED", "TOOK", "MEMBERS", "STATE SIZE", "NEW", "IN-FLIGHT", "WHY"),
+        ("EPOCH", "STATE", "STARTED", "TOOK", "MEMBERS", "STATE SIZE", "NEW", "IN-FLIGHT", "SAVEPOINT", "WHY"),
         [
             (
                 field(each, "epoch"),
@@ -78,6 +85,7 @@ def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
                 size(field(each, "state_bytes")),
                 size(field(each, "new_bytes")),
                 field(each, "in_flight"),
+                listed(field(each, "names")),
                 f"{field(each, 'reason')}; aborted: {abort_line(each)}"
                 if field(each, "abort")
                 else field(each, "reason"),
@@ -87,7 +95,8 @@ def list_epochs(session: Session, *, limit: int, before: int | None) -> None:
         numbers=("EPOCH", "TOOK", "MEMBERS", "STATE SIZE", "NEW", "IN-FLIGHT"),
     )
     if field(document, "more"):
-        say(f"older ones: cleancut epoch list --before {field(rows[-1], 'epoch')}")
+        more = " --named" if named else ""
+        say(f"older ones: cleancut epoch list{more} --before {field(rows[-1], 'epoch')}")
 
 
 @epoch.command()
@@ -101,6 +110,7 @@ def show(session: Session, *, number: int | str) -> None:
         return
     print_pairs([
         ("epoch", field(document, "epoch")),
+        ("savepoint", listed(field(document, "names")) or None),
         ("state", field(document, "state")),
         ("started because", field(document, "reason")),
         ("started", moment(field(document, "started_at_ms"))),
@@ -140,17 +150,32 @@ def show(session: Session, *, number: int | str) -> None:
 @epoch.command()
 @click.option("--reason", default="manual", show_default=True, help="Why; kept with the epoch.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Until it is committed or aborted.")
+@click.option("--name", type=SAVEPOINT, help="Make it a savepoint of this name, once it is committed.")
 @looks_at_cluster
-def trigger(session: Session, *, reason: str, wait: bool) -> None:
+def trigger(session: Session, *, reason: str, wait: bool, name: str | None) -> None:
     """Start an epoch now."""
+    if name is not None:
+        if not wait:
+            raise click.UsageError(
+                "--name needs the end of the epoch, so not --no-wait: only a committed one gets a name"
+            )
+        demand_free(session, name)
     seconds = session.given.timeout or (TRIGGER_SECONDS if wait else session.timeout)
     document = session.client.call(
         "POST", "epochs", body={"reason": reason, "wait": wait}, repeatable=False, timeout=seconds
     )
     aborted = field(document, "state") == "aborted"
+    number = field(document, "epoch")
+    if name is not None and field(document, "state") == "committed":
+        try:
+            give_name(session, number, name)
+        except Failure as failure:
+            what = f"epoch {number} is committed, and has no name: {failure.message}"
+            hint = failure.hint or f"`cleancut epoch pin {number} NAME`"
+            raise Failure(failure.exit, what, hint, code=failure.code) from None
+        document["names"] = [name]
     if session.as_json:
         print_json(document)
-    number = field(document, "epoch")
     if aborted:
         raise Failure(
             Exit.FAILED,
@@ -161,7 +186,8 @@ def trigger(session: Session, *, reason: str, wait: bool) -> None:
         )
     if not session.as_json:
         if field(document, "state") == "committed":
-            say(f"epoch {number} committed in {span(field(document, 'duration_ms'))}")
+            saved = "" if name is None else f"; it is savepoint {name}, and is kept"
+            say(f"epoch {number} committed in {span(field(document, 'duration_ms'))}{saved}")
         else:
             say(f"epoch {number} {field(document, 'state') or 'started'}")
 
@@ -172,8 +198,8 @@ def trigger(session: Session, *, reason: str, wait: bool) -> None:
 @looks_at_cluster
 def abort(session: Session, *, number: int | str, reason: str) -> None:
     """Abort an open epoch. One that is sealed can't be aborted any more."""
-    if number == "latest":
-        raise click.UsageError("`latest` is the newest committed epoch; name the number of an open one")
+    if not isinstance(number, int):
+        raise click.UsageError("`latest` and savepoints are committed epochs; name the number of an open one")
     document = session.client.call("POST", "epochs", number, "abort", body={"reason": reason})
     if session.as_json:
         print_json(document)
@@ -227,8 +253,8 @@ def restore(
 ) -> None:
     """Take the whole cluster back to an epoch: every agent, and what was in flight.
 
-    EPOCH is a number, `latest` (where the next rollback would go to), or `start`. What happened since is given up; outputs and
-    effects that are in the world already stay, are listed first, and are not repeated at the same positions.
+    EPOCH is a number, the name of a savepoint, `latest` (where the next rollback would go to), or `start`. What happened since is
+    given up; outputs and effects that are in the world already stay, are listed first, and are not repeated at the same positions.
 
     \b
     Look, then do it:
@@ -296,8 +322,9 @@ def fork(
 ) -> None:
     """Make an epoch the beginning of another cluster, with its own name, secret and incarnations.
 
-    --dir names the original, which is only read; no coordinator is asked. Participants of the fork do no effects and write to no
-    sink (dry-run): what is known already is answered, everything else is refused or noted down.
+    --dir names the original, which is only read; no coordinator is asked, except for what a savepoint's name stands for.
+    Participants of the fork do no effects and write to no sink (dry-run): what is known already is answered, everything else is
+    refused or noted down. The original's savepoints are not the fork's: it has names of its own.
 
     \b
     Beside the original, in the same store:
@@ -362,7 +389,9 @@ def verify(
         )
     else:
         seconds = session.given.timeout or VERIFY_SECONDS
-        report = session.client.call("POST", "epochs", number, "verify", body={"deep": deep}, timeout=seconds)
+        # A name is asked for first: a coordinator that lags behind would not know a new one.
+        which = number if number == "latest" else number_of(session, number)
+        report = session.client.call("POST", "epochs", which, "verify", body={"deep": deep}, timeout=seconds)
     if session.as_json:
         print_json(report)
     _tell_report(report, as_json=session.as_json)

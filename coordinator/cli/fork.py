@@ -1,4 +1,7 @@
-"""``cleancut epoch fork``: an epoch as the beginning of another cluster. Asks no coordinator; the original is only read."""
+"""``cleancut epoch fork``: an epoch as the beginning of another cluster. The original is only read.
+
+Asks no coordinator, except for what a savepoint's name stands for.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coordinator.cli.exits import Exit, Failure
 from coordinator.cli.output import note, print_json, say, size
+from coordinator.cli.savepoints import named, number_of
 from coordinator.cli.settings import read_description
 from protocol.errors import ConfigError
 
@@ -31,7 +35,7 @@ def fork(
 
     Args:
         session: Names the original: its store, and its secret to check the signature.
-        number: The epoch, or ``latest``.
+        number: The epoch, ``latest``, or a savepoint's name.
         place: Of the fork.
         from_store: The original's store; None: as the session says.
         from_cluster: Its name in there; None: as the session says, or the only one.
@@ -49,8 +53,9 @@ def fork(
 
     name = cluster_name(place.cluster)
     source = session.open_store(from_store, from_cluster)
-    epoch = offline.present(source, number)
-    if getattr(source, "cluster", "") == name:
+    whose = str(getattr(source, "cluster", ""))
+    epoch = offline.present(source, number_of(session, number, cluster=whose) if named(number) else number)
+    if whose == name:
         raise ConfigError("--cluster", f"{name} is the original's own name; a fork needs another one")
     source_keys = session.keys_of_store(from_store)
     if source_keys is None:

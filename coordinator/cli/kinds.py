@@ -1,4 +1,4 @@
-"""Kinds of arguments: epochs, agents and durations, checked before anything is asked."""
+"""Kinds of arguments: epochs, savepoints, agents and durations, checked before anything is asked."""
 
 from __future__ import annotations
 
@@ -8,25 +8,29 @@ from typing import Any, Final
 import click
 
 from protocol.errors import IllegalName
-from protocol.ids import AgentId, agent_id
+from protocol.ids import AgentId, agent_id, savepoint_name
 
 EPOCH_MAX: Final = (1 << 63) - 1
 _UNITS_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000}
 
 
 class EpochKind(click.ParamType[int | str]):
-    """A number from 1 on, or ``latest``: the newest committed one."""
+    """A number from 1 on, ``latest``: the newest committed one, or what may be the name of a savepoint."""
 
     name = "epoch"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401 - click's signature
-        """The number, or ``latest``."""
+        """The number, ``latest``, or the name."""
         if value == "latest":
             return "latest"
         text = str(value)
         if text.isascii() and text.isdigit() and len(text) <= 19 and 0 < int(text) <= EPOCH_MAX:
             return int(text)
-        return self.fail(f"{text[:60]!a} is not an epoch: give a number from 1 on, or 'latest'", param, ctx)
+        try:
+            return savepoint_name(text)
+        except IllegalName:
+            wanted = "give a number from 1 on, 'latest', or the name of a savepoint"
+            return self.fail(f"{text[:60]!a} is not an epoch: {wanted}", param, ctx)
 
 
 class EpochOrStartKind(EpochKind):
@@ -35,8 +39,21 @@ class EpochOrStartKind(EpochKind):
     name = "epoch"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:  # noqa: ANN401 - click's signature
-        """The number, ``latest`` or ``start``."""
+        """The number, ``latest``, ``start``, or the name."""
         return "start" if value == "start" else super().convert(value, param, ctx)
+
+
+class SavepointKind(click.ParamType[str]):
+    """A name that a savepoint may have."""
+
+    name = "name"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ANN401
+        """The checked name."""
+        try:
+            return savepoint_name(value)
+        except IllegalName as error:
+            return self.fail(error.problem, param, ctx)
 
 
 class AgentKind(click.ParamType[AgentId]):
@@ -87,6 +104,7 @@ class DurationKind(click.ParamType[int]):
 
 EPOCH: Final = EpochKind()
 EPOCH_OR_START: Final = EpochOrStartKind()
+SAVEPOINT: Final = SavepointKind()
 AGENT: Final = AgentKind()
 DURATION: Final = DurationKind()
 RENAME: Final = RenameKind()

@@ -11,6 +11,7 @@ import msgspec
 
 from coordinator.cli.exits import Exit, Failure
 from coordinator.cli.output import note
+from coordinator.cli.savepoints import named, not_in_a_store
 from protocol.digests import manifest_key
 from protocol.documents import decode_manifest, verify_signature
 from protocol.errors import ObjectMissing
@@ -69,7 +70,13 @@ def state(store: ObjectStore, number: int | str, agent: str, keys: ClusterKeys |
 
 
 def present(store: ObjectStore, number: int | str) -> int:
-    """The epoch's number, if its manifest is in the store."""
+    """The epoch's number, if its manifest is in the store.
+
+    Raises:
+        Failure: It is not, or what was given is a name.
+    """
+    if named(number):
+        raise not_in_a_store(str(number))
     if number == "latest":
         # The newest manifest that is *here*: good enough to look at, never to restore from (that, the ledger says).
         known = committed_epochs(store)

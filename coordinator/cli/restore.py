@@ -11,6 +11,7 @@ import click
 from coordinator.cli.exits import Exit, Failure
 from coordinator.cli.output import field, items, note, plural, print_json, say, span
 from coordinator.cli.restore_check import CHECK_SECONDS, demand_ok, tell_outside
+from coordinator.cli.savepoints import named, number_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,7 @@ class Wanted(NamedTuple):
     """What is to be done."""
 
     number: int | str
-    """A number, ``latest`` or ``start``."""
+    """A number, ``latest``, ``start``, or a savepoint's name."""
     reason: str
     renames: Mapping[str, str]
     allow_unclaimed: bool
@@ -59,7 +60,8 @@ def restore(session: Session, wanted: Wanted) -> None:
     begun = session.client.call(
         "POST",
         "epochs",
-        wanted.number,
+        # A name may stand for something else by now: what was shown is what is done.
+        number if named(wanted.number) else wanted.number,
         "restore",
         body={
             "reason": wanted.reason,
@@ -83,7 +85,7 @@ def _resolved(session: Session, number: int | str) -> int:
     if number == "latest":
         found = field(session.client.read("status"), "recovery", "epoch")
         return found if isinstance(found, int) else 0
-    return int(number)
+    return number_of(session, number)
 
 
 def _tell_consequences(session: Session, wanted: Wanted, number: int) -> None:

@@ -42,7 +42,7 @@ def check(
 
     Args:
         session: Of the command.
-        number: The epoch, or ``latest``.
+        number: The epoch, ``latest``, or a savepoint's name.
         app: ``module:attribute`` of agents or their classes; only without a coordinator.
         store: Folder or URL; asks no coordinator.
         cluster: In the store.

@@ -34,7 +34,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "coordinator": ("coordinator.cli.serve:coordinator", "Run one coordinator."),
     "doctor": ("coordinator.cli.doctor:doctor", "Check what commonly goes wrong, and say what to do."),
     "effects": ("coordinator.cli.effects:effects", "What agents did outside of the cluster; settle what is in doubt."),
-    "epoch": ("coordinator.cli.epoch:epoch", "Look at epochs; start, abort and verify them."),
+    "epoch": ("coordinator.cli.epoch:epoch", "Look at epochs; start, abort, name and verify them; go back to one."),
     "events": ("coordinator.cli.events:events", "What happens in the cluster, as it happens."),
     "keys": ("coordinator.cli.keys:keys", "Make a cluster's secret, certificates and settings."),
     "participants": ("coordinator.cli.cluster:participants", "The participants and what they are doing."),

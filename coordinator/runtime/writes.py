@@ -126,7 +126,8 @@ class Writes:
         ledger = self._service.ledger
         if ledger.savepoint(name) is None:  # taken back by somebody else, in this instant
             raise no_savepoint(ledger, name)
-        return json_answer(views.savepoint(ledger, name), status=201 if result["outcome"] == "pinned" else 200)
+        document = {**views.savepoint(ledger, name), "outcome": result["outcome"]}
+        return json_answer(document, status=201 if result["outcome"] == "pinned" else 200)
 
     async def unpin(self, request: web.Request) -> web.Response:
         """Take a name back; the epoch goes the way of all others."""
@@ -137,7 +138,8 @@ class Writes:
         if not result["ok"] and result["code"] == "unknown":
             raise no_savepoint(self._service.ledger, name)
         _demand(result)
-        return json_answer({"name": name, "epoch": result["epoch"]})
+        rest = self._service.ledger.names_of(result["epoch"])
+        return json_answer({"name": name, "epoch": result["epoch"], "names": list(rest)})
 
     async def restore(self, request: web.Request) -> web.Response:
         """Take the cluster back to an epoch: 201 with the rollback; with ``wait`` once all agents run again.

@@ -83,7 +83,7 @@ def _handler(api: FakeApi) -> type[BaseHTTPRequestHandler]:
                 return
             self.wfile.write(data)
 
-        do_GET = do_POST = do_PUT = handle_any  # noqa: N815 - names that http.server looks for
+        do_GET = do_POST = do_PUT = do_DELETE = handle_any  # noqa: N815 - names that http.server looks for
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
