@@ -320,6 +320,34 @@ def test_leader_takes_the_epoch_from_the_ledger_and_lists_no_store(monkeypatch):
     assert world.ledger.rollback.epoch == 1
 
 
+@pytest.mark.parametrize("when", ["proposed", "fenced"])
+def test_next_leader_in_the_middle_of_a_rollback_lists_no_store_either(monkeypatch, when):
+    """D5: the listing is empty just when the leadership changes; that is no reason for a fresh start."""
+    world = with_epoch("a", "b", "c")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    asked = []
+    monkeypatch.setattr(type(world.store), "list", lambda *prefix: asked.append(prefix) or iter(()))
+    old, new = world.leader, world.coordinators[1]
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(
+        until=lambda: (
+            ("proposed", "rollback") in world.happened
+            if when == "proposed"
+            else world.ledger.rollback is not None and world.ledger.rollback.state == "restoring"
+        )
+    )
+    world.kill(old)
+    world.run(0.05)
+    world.elect(new)
+    world.run(until=recovered(world, 2))
+    assert world.ledger.rollback.terms[-1] > 1
+    assert world.ledger.rollback.epoch == 2
+    assert {order.epoch for name in "abc" for order in world.participants[name].restore_orders} == {2}
+    assert asked == []
+
+
 def test_corrupt_object_of_a_participant_falls_back_too():
     world = with_epoch("a", "b")
     world.trigger()

@@ -24,6 +24,7 @@ from participant.machine_events import (
     SendControl,
 )
 from protocol.messages import (
+    EpochFailed,
     Leave,
     Registered,
     Restore,
@@ -335,3 +336,26 @@ def test_stale_frames_of_two_incarnations_do_not_reach_agents() -> None:
     for source, frame in old:
         effects = world["a"].step(FrameArrived(world.header(source, frame), frame.body))
         assert not [effect for effect in effects if isinstance(effect, DeliverToAgents)]
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_start_order_while_it_comes_back_is_refused_at_once_and_not_met_with_silence(loaded: bool) -> None:
+    """Not ready: its part is being loaded, or is there and nobody has said that all begin."""
+    world = World("ab")
+    order(world, "a")
+    if loaded:
+        restored(world["a"])
+    world["a"].control(StartEpoch, incarnation=2, epoch=4, topology=world.version + 1, deadline_ns=10**9)
+    (failed,) = world["a"].said(EpochFailed)
+    assert (failed.epoch, failed.incarnation, failed.phase) == (4, 2, "order")
+    assert f"a is in topology 0, the epoch in {world.version + 1}" in failed.cause
+    assert world["a"].recorded == {}
+    # The one after works.
+    if not loaded:
+        restored(world["a"])
+    order(world, "b")
+    restored(world["b"])
+    begin(world)
+    for part in world.parts.values():
+        part.control(StartEpoch, incarnation=2, epoch=5, topology=world.version, deadline_ns=10**9)
+    assert set(world["a"].recorded) == {5}
