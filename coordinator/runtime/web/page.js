@@ -154,11 +154,11 @@ function showEpochs(found) {
     const members = each.reported_count === each.members_count ? each.members_count : `${each.reported_count}/${each.members_count}`;
     const shown = row(cell(link, { number: true }), cell(each.state, { mark: each.state }), cell(moment(each.started_at_ms)),
       cell(span(each.duration_ms), { number: true }), cell(members, { number: true }), cell(size(each.state_bytes), { number: true }),
-      cell(size(each.new_bytes), { number: true }), cell(each.in_flight, { number: true }),
+      cell(size(each.new_bytes), { number: true }), cell(each.in_flight, { number: true }), cell(listed(each.names || [])),
       cell(each.abort ? `${each.reason}; aborted: ${abortLine(each.abort)}` : each.reason, { words: true }));
     shown.setAttribute("aria-current", String(each.epoch === state.detail));
     return shown;
-  }), 9, "No epochs yet.");
+  }), 10, "No epochs yet.");
   element("older").hidden = !found.more;
 }
 
@@ -188,6 +188,7 @@ async function showDetail(run) {
   element("detail-title").textContent = `Epoch ${number}: ${text(record.state)}`;
   lines("why", why.sentences);
   pairs("facts", [
+    ["savepoint", listed(record.names || [])],
     ["started", moment(record.started_at_ms)], ["ended", moment(record.ended_at_ms)], ["terms", record.terms.join(", ")],
     ["incarnation", record.incarnation], ["topology", record.topology], ["state", size(record.state_bytes)],
     ["newly written", size(record.new_bytes)], ["in-flight", `${record.in_flight} messages`], ["manifest", record.manifest],
