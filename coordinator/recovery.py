@@ -164,7 +164,9 @@ class RecoveryKeeper:
 
     def _is_under_way(self, record: RollbackRecord, event: RestoreRequested) -> bool:
         wanted = self._ledger.recovery_epoch if event.epoch is None else event.epoch
-        same_names = event.epoch is None or tuple(sorted(event.renames)) == record.renames
+        # Who names no epoch and no agent takes the names as they are.
+        takes_names = event.epoch is None and not event.renames
+        same_names = takes_names or tuple(sorted(event.renames)) == record.renames
         if self._ledger.lost_members():
             return False  # it cannot come through any more: asked again, it is another one
         return record.running and record.epoch == wanted and same_names and not event.moves
@@ -456,11 +458,11 @@ class RecoveryKeeper:
             agents = known
         else:
             agents = {agent: member.id for member in ledger.state.topology.members for agent in member.agents}
-        renames = self._renames(agents)
+        renames = self._renames(epoch, agents)
         if renames is None:
             return
         agents = {renames.get(agent, agent): name for agent, name in agents.items()}
-        dropped = self._dropped(agents)
+        dropped = self._dropped(epoch, agents)
         agents = {agent: name for agent, name in agents.items() if agent not in dropped}
         live = [record for record in ledger.participants() if record.live]
         takeover_ns = ledger.policy.takeover_after_ns
@@ -487,19 +489,18 @@ class RecoveryKeeper:
         self._propose(epoch, cause, now, renames=tuple(sorted(renames.items())), dropped=dropped)
 
     def _keeps(self) -> bool:
-        """Whether names and losses of the rollback that began this incarnation are those of the next one, too.
+        """Whether names and losses of all rollbacks since the epoch are those of the next one, too.
 
         An operator who names an epoch says all of it anew. Everybody else goes on with what is.
         """
         request = self._request
         return request is None or (request.epoch is None and not request.renames)
 
-    def _renames(self, agents: Mapping[str, str]) -> Mapping[str, str] | None:
+    def _renames(self, epoch: int, agents: Mapping[str, str]) -> Mapping[str, str] | None:
         """Old -> new, of those that the epoch holds; None: the request was refused."""
-        request, record = self._request, self._ledger.rollback
+        request = self._request
         if self._keeps():
-            kept = () if record is None else record.renames
-            return {old: new for old, new in kept if old in agents}
+            return self._ledger.names_since(epoch, agents) if epoch else {}
         assert request is not None
         renames = dict(request.renames)
         hosted = {agent for each in self._ledger.participants() if each.live for agent in each.agents}
@@ -509,11 +510,11 @@ class RecoveryKeeper:
             return None
         return renames
 
-    def _dropped(self, agents: Mapping[str, str]) -> tuple[str, ...]:
-        record = self._ledger.rollback
-        if record is None or not self._keeps():
+    def _dropped(self, epoch: int, agents: Mapping[str, str]) -> tuple[str, ...]:
+        if not self._keeps():
             return ()
-        return tuple(agent for agent in record.dropped if agent in agents and self._ledger.host_of(agent) is None)
+        given_up = self._ledger.given_up_since(epoch)
+        return tuple(sorted(agent for agent in given_up if agent in agents and self._ledger.host_of(agent) is None))
 
     def _give_up(self, code: str, text: str) -> None:
         request, self._request = self._request, None

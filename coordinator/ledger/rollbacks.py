@@ -39,6 +39,8 @@ from protocol.limits import ROLLBACKS_REMEMBERED_MAX
 from protocol.streams import line_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from coordinator.ledger.commands import (
         AdoptCommand,
         FenceCommand,
@@ -138,6 +140,40 @@ class RollbackRules:
             for rollback in self.state.rollbacks.values()
             if rollback.incarnation > record.incarnation
         )
+
+    def _line(self, epoch: int) -> list[RollbackRecord]:
+        """The rollbacks that lie between an epoch and what runs now, oldest first; empty: it does not come from there."""
+        target = self.state.epochs.get(epoch)
+        found: list[RollbackRecord] = []
+        incarnation = self.state.incarnation
+        while target is not None and incarnation > target.incarnation:
+            record = self.state.rollbacks.get(incarnation)
+            base = None if record is None else self.state.epochs.get(record.epoch)
+            if record is None or base is None or base.incarnation < target.incarnation:
+                return []
+            found.insert(0, record)
+            incarnation = base.incarnation
+        return found
+
+    def names_since(self, epoch: int, agents: Iterable[str]) -> dict[str, str]:
+        """What agents of an epoch are called now, of those that were renamed since: name there -> name now."""
+        line = self._line(epoch)
+        found = {}
+        for agent in agents:
+            name = agent
+            for record in line:
+                name = dict(record.renames).get(name, name)
+            if name != agent:
+                found[agent] = name
+        return found
+
+    def given_up_since(self, epoch: int) -> frozenset[str]:
+        """Agents that rollbacks since an epoch have given up, by what they would be called now."""
+        found: set[str] = set()
+        for record in self._line(epoch):
+            renames = dict(record.renames)
+            found = {renames.get(agent, agent) for agent in found} | {*record.dropped}
+        return frozenset(found)
 
     def lost_members(self) -> tuple[Member, ...]:
         """Members of the topology whose session has ended without a goodbye, by id."""

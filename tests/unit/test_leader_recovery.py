@@ -708,3 +708,55 @@ def test_policy_may_refuse_to_go_further_back_by_itself():
     world.restore(1)
     world.run(until=recovered(world, 2))
     assert world.ledger.rollback.epoch == 1
+
+
+SWAP = (("worker/a", "worker/b"), ("worker/b", "worker/a"))
+
+
+@pytest.mark.parametrize(("damaged", "expected"), [((), (2, ())), ((2,), (1, SWAP))])
+def test_names_of_a_swap_are_swapped_once_however_far_the_next_rollback_goes(damaged, expected):
+    world = with_epoch("a", "b")
+    world.restore(1, renames=SWAP)
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.corrupt.update(damaged)
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 3))
+    assert (world.ledger.rollback.epoch, world.ledger.rollback.renames) == expected
+
+
+def test_going_further_back_than_a_rename_keeps_the_name_and_what_was_given_up():
+    world = with_epoch("a", "b", "c")
+    world.kill_participant("b")
+    world.kill_participant("c")
+    world.revive("b", agents=("worker/z",))
+    world.run(3)
+    world.restore(1, renames=(("worker/b", "worker/z"),), allow_unclaimed=True)
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.corrupt.add(2)
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 3))
+    record = world.ledger.rollback
+    assert (record.epoch, record.renames, record.dropped) == (1, (("worker/b", "worker/z"),), ("worker/c",))
+
+
+def test_a_map_without_an_epoch_is_not_taken_for_the_rollback_that_is_under_way():
+    world = with_epoch("a", "b")
+    world.participants["b"].restores_slowly = True
+    first = world.restore(1)
+    world.run(until=lambda: first in world.answers)
+    wrong = world.restore(None, renames=(("worker/a", "worker/a"),))
+    world.run(until=lambda: wrong in world.answers)
+    assert world.answers[wrong]["code"] == "bad-map"
+    right = world.restore(None, renames=SWAP)
+    world.run(until=lambda: right in world.answers)
+    assert world.answers[right]["incarnation"] == 3
+    world.run(until=recovered(world, 3))
+    assert world.ledger.rollback.renames == SWAP
