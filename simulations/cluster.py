@@ -7,11 +7,10 @@ their ledger that is some entries old.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from coordinator.events import RestoreRequested
 from protocol.digests import manifest_key, snapshot_key
-from protocol.ids import ClusterName, Epoch
+from protocol.ids import ClusterName
 from protocol.keys import ClusterKeys
 from protocol.messages import Registered, Restore, StartEpoch, TopologyChanged
 from protocol.wire import FrameCodec
@@ -21,13 +20,15 @@ from simulations.ghost import GhostLog
 from simulations.local_disk import LocalDisk
 from simulations.log import ReplicatedLog
 from simulations.network import Network
+from simulations.operator import Operator
 from simulations.oracles import Oracles
 from simulations.oracles.durability import check_all_committed
+from simulations.oracles.placement import Placements
 from simulations.participant_node import ParticipantLife
 from simulations.prng import stream
 from simulations.probes import Probes
 from simulations.store import SimulatedStore
-from simulations.topologies import names_of, targets_of
+from simulations.topologies import names_of, spares_of, targets_of
 from simulations.workloads import workload_of
 from simulations.world import MS, SECOND, World
 
@@ -38,14 +39,18 @@ if TYPE_CHECKING:
     from participant.agent import Agent
     from protocol.messages import ToParticipant
     from simulations.options import Options
+    from simulations.prng import Prng
     from simulations.trace import Trace
     from simulations.workloads import MakeWorkload
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
 KILLED_TWIN_NS: Final = 3 * SECOND
-OPERATOR_NS: Final = SECOND
 QUEUED_ORDERS: Final = 6
+WRONG_REFUSALS: Final = 12
+"""One probe in so many is refused although the process is there, while there are faults."""
+GIVEN_UP_NS: Final = 8 * SECOND
+"""In the healed world, until those are back that an operator gives up."""
 HEALED_START_NS: Final = 100 * MS
 """Until those that are down when all is healed start again."""
 
@@ -71,17 +76,20 @@ class SimulatedCluster:
         self.keys = ClusterKeys.from_secret(SECRET)
         self.codec = FrameCodec(self.name, self.keys)
         self.no_tasks: Any = _NoTasks()
-        self.participants = names_of(options)
+        self.spares = spares_of(options)
+        self.participants = [*names_of(options), *self.spares]
         chosen = targets_of(options)
         everyone = options.topology == "mesh"
         self.targets: dict[str, tuple[str, ...] | None] = {
-            name: None if everyone else targets for name, targets in chosen.items()
+            name: None if everyone else chosen[name] for name in self.participants
         }
         self.workload = make_workload(options, chosen)
         self.store = SimulatedStore(self.world, options, self.name, self.probes)
         self.network = Network(self.world, options, self.probes)
         self.log = ReplicatedLog(self.world, options, self.probes)
         self.ghost = GhostLog()
+        self.operator = Operator(self)
+        self.placements = Placements(self)
         self.oracles = Oracles(self)
         self.ghost.oracles = self.oracles
         self.ghost.outputs.cluster = self
@@ -99,6 +107,11 @@ class SimulatedCluster:
         """Those in whose place another process was started while they slept."""
         self.have_left: dict[str, None] = {}
         """Participants that have left in order at some time: what they had is theirs no more."""
+        self.absent: dict[str, None] = dict.fromkeys(self.spares)
+        """Participants that nobody starts."""
+        self.lasting: dict[str, None] = {}
+        """Of the absent, those that do not come back in the healed world either; asked, never iterated."""
+        self.lasting.update(self.absent)
         self.healing = False
         self.rotten_reads: set[int] = set()
         """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
@@ -111,9 +124,7 @@ class SimulatedCluster:
         self._line_number = 0
         self._random = stream(options.seed, "cluster")
         self._disks: dict[str, LocalDisk] = {}
-        self._operator_random = stream(options.seed, "operator")
-        self.asked_for: dict[int, None] = {}
-        """Epochs that an operator has asked for by number."""
+        self._probe_random = stream(options.seed, "probes")
         self._queued: dict[str, tuple[int, list[ToParticipant]]] = {}
         """Participant -> life and the last orders that it was given."""
         self.late_orders = 0
@@ -128,39 +139,7 @@ class SimulatedCluster:
             self.world.after(self._random.below(100 * MS), self._random, self.start_coordinator, name)
         for name in self.participants:
             self.world.after(self._random.below(300 * MS), self._random, self.start_participant, name)
-        if self.options.by_hand:
-            self.world.after(OPERATOR_NS, self._operator_random, self._operator_looks, 1)
-
-    def _operators_choice(self) -> int | None:
-        """Most often the newest; now and then the one before, of those that are there."""
-        if not self._operator_random.chance(1, 3):
-            return None
-        history, spoiled = self.oracles.history, self.store.spoiled.meant
-        there = [
-            number
-            for number, state in history.states.items()
-            if state == "committed" and number not in history.given_up and manifest_key(Epoch(number)) not in spoiled
-        ]
-        if len(there) < 2:
-            return None
-        self.asked_for[there[-2]] = None
-        self.probes.hit("restore.asked_for_older")
-        return there[-2]
-
-    def _operator_looks(self, number: int) -> None:
-        """Where somebody is lost, or a rollback has failed, the operator asks for one."""
-        leader = self.log.leader
-        if leader is not None and leader.alive and leader.machine.leading:
-            ledger = leader.ledger
-            record = ledger.rollback
-            failed = record is not None and record.state == "failed"
-            if ledger.lost_members() or failed:
-                self.probes.hit("restore.by_hand")
-                epoch = self._operators_choice()
-                request = RestoreRequested(request=f"restore-{number}", epoch=epoch, reason="an operator wants it so")
-                leader.enter(leader.feed, request)
-        pause = OPERATOR_NS + self._operator_random.below(2 * OPERATOR_NS)
-        self.world.after(pause, self._operator_random, self._operator_looks, number + 1)
+        self.operator.boot()
 
     # --- what the second mode does otherwise ----------------------------------------------------------------------------
 
@@ -214,12 +193,32 @@ class SimulatedCluster:
     def start_participant(self, name: str) -> None:
         """The next life of a participant."""
         life = self.lives.get(name)
-        if life is not None and life.alive:
+        if name in self.absent or (life is not None and life.alive):
             return
         number = self._life_numbers[name] = self._life_numbers.get(name, 0) + 1
-        life = self.lives[name] = self.make_participant(name, number, self.workload.agents(name))
+        life = self.lives[name] = self.make_participant(name, number, self._agents_of(name))
         self.trace.note(self.world.now, name, "Started", f"life {number}")
         life.start()
+
+    def _agents_of(self, name: str) -> list[Agent]:
+        return [] if name in self.spares else self.workload.agents(name)
+
+    def goes_away(self, name: str, *, for_good: bool) -> bool:
+        """A participant dies, and nobody starts it again before it comes back; whether it could."""
+        here = [each for each in self.participants if each not in self.absent]
+        if name in self.absent or len(here) < 2:
+            return False
+        self.absent[name] = None
+        if for_good:
+            self.lasting[name] = None
+        self.crash_participant(name, 0)
+        return True
+
+    def comes_back(self, name: str) -> None:
+        """A participant that was away, or was not there yet, is started."""
+        if name in self.absent and (not self.healing or name not in self.lasting):
+            del self.absent[name]
+            self.start_participant(name)
 
     def crash_participant(self, name: str, restart_ns: int) -> bool:
         """Kill a participant; it starts again after a while."""
@@ -324,22 +323,17 @@ class SimulatedCluster:
         """A coordinator's snapshot of its ledger is durable, with so many entries in it."""
         self._dumps[name] = dump
 
-    def sealed_objects(self) -> frozenset[str]:
-        """Local snapshots of open epochs whose reports are all in: should they rot, nothing could bring them back.
-
-        The epoch may be sealed, and only these objects can make its manifest again.
-        """
-        # Of the dead, too: what they had applied is in the log, and whoever comes next finishes it.
-        lives = list(self.log.lives.values())
-        if not lives:
-            return frozenset()
-        ledger = max(lives, key=lambda life: life.applied).ledger
-        return frozenset(
-            snapshot_key(member.snapshot)
-            for record in ledger.open_epochs()
-            if record.complete
-            for member in record.members.values()
-        )
+    def unstored_part(self, leader: str, random: Prng) -> str:
+        """Key of a local snapshot of the epoch that this leader has just sealed; "" where its manifest may be there."""
+        life, history = self.log.lives.get(leader), self.oracles.history
+        if life is None or life is not self.log.leader:
+            return ""
+        for record in reversed(life.ledger.open_epochs()):
+            if record.state == "sealed":
+                key = snapshot_key(record.members[random.pick(sorted(record.members))].snapshot)
+                stored = self.store.visible(manifest_key(record.epoch)) is not None
+                return "" if stored or history.states.get(record.epoch) != "sealed" else key
+        return ""
 
     def _crash_in_put(self, who: str) -> None:
         """The store killed somebody between two system calls."""
@@ -385,6 +379,29 @@ class SimulatedCluster:
         blocks = self._control_blocks
         return bool(blocks) and bool(blocks.get((participant, coordinator)) or blocks.get((participant, "")))
 
+    def address_of(self, participant: str) -> str:
+        """What a participant says of where it listens."""
+        return f"ws://{participant}:7000" if self.options.listens else f"memory:{participant}"
+
+    def probe_travel(self) -> int:
+        """Until a coordinator knows what it found at an address."""
+        return 2 * (self.options.latency_ns + self._probe_random.below(self.options.jitter_ns + 1))
+
+    def found_at(self, coordinator: str, address: str) -> Literal["listens", "refuses", ""]:
+        """What a coordinator finds that connects to a participant's address now."""
+        name = address.removeprefix("ws://").partition(":")[0]
+        life = self.network.lives.get(name)
+        if self.control_blocked(name, coordinator):
+            self.probes.hit("probe.no_answer")
+            return ""
+        if life is None or not life.alive:
+            self.probes.hit("probe.refused")
+            return "refuses"
+        if not self.healing and self._probe_random.chance(1, WRONG_REFUSALS):
+            self.probes.hit("probe.refused_wrongly")
+            return "refuses"
+        return "listens"
+
     def block_control(self, participant: str, coordinator: str) -> None:
         """A partition between a participant and a coordinator ("": all of them)."""
         key = (participant, coordinator)
@@ -416,6 +433,14 @@ class SimulatedCluster:
         """Mend everything: no fault is active, everybody is awake, and who is gone comes back."""
         self.healing = True
         self.late_orders = 0
+        self.operator.heal()
+        for name in list(self.absent):
+            if name in self.lasting:
+                self.lives.pop(name, None)
+            elif self.operator.gives_up(name):
+                self.world.after(GIVEN_UP_NS, self._random, self.comes_back, name)
+            else:
+                del self.absent[name]
         self.probes.disarm()
         for key in list(self._control_blocks):
             while key in self._control_blocks:
@@ -436,7 +461,7 @@ class SimulatedCluster:
             participant = self.lives.get(name)
             if participant is not None and participant.asleep is not None:
                 participant.resume()
-            if participant is None or not participant.alive:
+            if name not in self.absent and (participant is None or not participant.alive):
                 self.world.after(HEALED_START_NS, self._random, self.start_participant, name)
         for name in self.log.names:
             coordinator = self.log.lives.get(name)
@@ -455,7 +480,10 @@ class SimulatedCluster:
         if leader is None or not leader.alive or not leader.machine.leading:
             return False
         topology = leader.ledger.state.topology
-        if len(topology.members) != len(self.participants) or leader.ledger.topology_is_stale:
+        if any(name not in self.lasting for name in self.absent):
+            return False
+        here = len(self.participants) - len(self.absent)
+        if len(topology.members) != here or leader.ledger.topology_is_stale:
             return False
         if not leader.ledger.incarnation_begun:
             return False

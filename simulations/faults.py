@@ -12,9 +12,11 @@ from coordinator.events import AbortRequested, EpochTriggered
 from protocol.digests import manifest_key
 from protocol.ids import Epoch
 from simulations.control import PATIENCE_NS
+from simulations.names import first_of
 from simulations.options import Fault
 from simulations.oracles.rot import check_listing
 from simulations.prng import sample, shuffled, stream
+from simulations.wishes import Wish
 from simulations.world import SECOND
 
 if TYPE_CHECKING:
@@ -59,6 +61,13 @@ POINTS: Final = (
 """Points at which a process can be made to crash: all of `protocol.failpoints`, in the order of an epoch, then the journal's."""
 
 
+SEALED_POINTS: Final = (
+    "tombstone.before_put",
+    "tombstone.after_put",
+    "forsake.before_propose",
+    "forsake.applied",
+)
+"""Of a leader that forsakes a sealed epoch, in order: `store-rot-sealed` makes one."""
 RECOVERY_POINTS: Final = (
     "rollback.before_propose",
     "rollback.applied",
@@ -529,8 +538,31 @@ def _store_rate(attribute: str) -> tuple[_Begin, _End]:
 
 
 def _rot(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    """An object that lies in the store is spoiled; not the last copy of what an epoch still needs to end."""
-    return cluster.store.rot(cluster.sealed_objects())
+    """An object that lies in the store is spoiled, whatever it is."""
+    return cluster.store.rot()
+
+
+def _rot_sealed(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A leader dies right behind a seal, and then a part of that epoch is spoiled: nobody can make its manifest again.
+
+    With `other` ``operator`` somebody does not wait until that is certain, and aborts the epoch.
+    """
+
+    def strike(who: str) -> None:
+        key = cluster.unstored_part(who, injector._random)  # noqa: SLF001 - one module
+        if (
+            cluster.healing
+            or not key
+            or not cluster.store.spoil(key)
+            or not cluster.crash_coordinator(who, fault.for_ns)
+        ):
+            return
+        injector.count(fault.kind)
+        if fault.other == "operator":
+            _abort(cluster, Fault(kind="abort", at_ns=fault.at_ns, point="cut.before_assemble", nth=3), injector)
+
+    cluster.probes.arm("seal.applied", fault.nth, strike)
+    return False  # counted when it has done it
 
 
 def _stale_list(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -581,6 +613,75 @@ def _end_queued_orders(cluster: SimulatedCluster, fault: Fault) -> None:
 def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     cluster.jump_wall(fault.who, -fault.for_ns if fault.rate else fault.for_ns)
     cluster.probes.hit("clock.stepped_back" if fault.rate else "clock.stepped_forward")
+    return True
+
+
+# --- the operator (worlds in which agents go elsewhere) -----------------------------------------------------------------
+
+
+def _wish(kind: str) -> _Begin:
+    """An operator wants something, now or just when somebody passes a point."""
+
+    def begin(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+        if not cluster.options.elsewhere:
+            return False
+
+        def want(_: str) -> bool:
+            cluster.operator.wants(Wish(kind=kind, who=fault.who, variant=fault.rate))
+            return True
+
+        return _now_or_at(cluster, fault, injector, want)
+
+    return begin
+
+
+def _gone(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """Participants go away for good (`who`, or all but two), if others can take their agents."""
+    if not cluster.options.takeover_ns:
+        return False
+    names = [fault.who]
+    if not fault.who:
+        here = [name for name in cluster.participants if name not in cluster.absent]
+        names = shuffled(stream(fault.at_ns, "gone"), here)[2:]
+    away = [name for name in names if cluster.goes_away(name, for_good=True)]
+    return bool(away)
+
+
+def _grow(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """The spare participants begin, and agents are spread over all."""
+    if (
+        not cluster.spares
+        or not cluster.options.takeover_ns
+        or any(name not in cluster.absent for name in cluster.spares)
+    ):
+        return False
+    for name in cluster.spares:
+        cluster.comes_back(name)
+    cluster.operator.wants(Wish(kind="spread"))
+    return True
+
+
+def _give_up(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A participant is away for long, and an operator gives its agents up; then it is back."""
+    if not cluster.options.elsewhere or not cluster.goes_away(fault.who, for_good=False):
+        return False
+    cluster.operator.wants(Wish(kind="give-up", who=fault.who))
+    return True
+
+
+def _end_give_up(cluster: SimulatedCluster, fault: Fault) -> None:
+    cluster.comes_back(fault.who)
+
+
+def _rename(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A participant comes back as a program that calls its agents otherwise, and an operator maps their names."""
+    if not cluster.options.elsewhere or fault.who in cluster.spares or fault.who in cluster.absent:
+        return False
+    for agent in cluster.workload.agents(fault.who):
+        cluster.workload.names.declare(first_of(agent.id))
+    if not cluster.crash_participant(fault.who, fault.for_ns):
+        cluster.world.after(fault.for_ns, injector._random, cluster.start_participant, fault.who)  # noqa: SLF001 - one module
+    cluster.operator.wants(Wish(kind="rename", who=fault.who))
     return True
 
 
@@ -669,6 +770,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "store-hang": _store_rate("hang"),
     "store-lose-delete": _store_rate("lose_delete"),
     "store-rot": (_rot, None),
+    "store-rot-sealed": (_rot_sealed, None),
     "store-rot-upload": _store_rate("rot_upload"),
     "store-rot-manifest": _store_rate("rot_manifest"),
     "store-rot-read": _store_rate("rot_read"),
@@ -680,6 +782,14 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "epoch-spoilt": (_spoil_newest, None),
     "twin": (_twin, None),
     "queued-orders": (_queued_orders, _end_queued_orders),
+    "gone": (_gone, None),
+    "grow": (_grow, None),
+    "give-up": (_give_up, _end_give_up),
+    "move": (_wish("move"), None),
+    "rename": (_rename, None),
+    "swap": (_wish("swap"), None),
+    "go-back": (_wish("back"), None),
+    "wrong-restore": (_wish("wrong"), None),
     "stop": (_stop, None),
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),

@@ -114,6 +114,10 @@ class GhostLife:
         self.term = 0
         self.routes: dict[str, Stream | None] = {}
         """Agent -> stream; None: hosted here."""
+        self.hosts: dict[str, str] = {}
+        """Agent -> participant, in the topology that it is in."""
+        self.inherited: list[bytes] = []
+        """What it was given for agents that were not there."""
         self.outgoing: dict[str, Stream] = {}
         self.incoming: dict[str, Stream] = {}
         self.outgoing_ever: list[Stream] = []
@@ -153,10 +157,19 @@ class GhostLife:
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         """These go into mailboxes here: a run of messages from one participant, or of this one's own."""
-        first = deliveries[0][0]
-        source = self._ghost.inputs.get(first.id) or self._ghost.home(first.source)
-        if source == self.name:
-            return
+        first, data = deliveries[0]
+        if data in self._ghost.strays:
+            # Who sent it is not who hosts its agent now: whichever channel has it next brought it, or it was here before.
+            found = [
+                each for each in self.incoming.values() if each.sent[each.delivered : each.delivered + 1] == [data]
+            ]
+            if not found:
+                return
+            source = found[0].source
+        else:
+            source = self._ghost.inputs.get(first.id) or self.hosts.get(first.source) or self._ghost.home(first.source)
+            if source == self.name:
+                return
         stream = self.incoming.get(source)
         if stream is None:
             raise Violation("I22", f"{self.name} takes a message of {source}, with which it shares no channel")
@@ -235,9 +248,14 @@ class GhostLife:
         self.outgoing_ever += [stream for stream in out.values() if stream not in self.outgoing_ever]
         self.incoming_ever += [stream for stream in incoming.values() if stream not in self.incoming_ever]
         self.outgoing, self.incoming = out, incoming
-        self.routes = {}
+        self.routes, self.hosts = {}, {}
+        if self.opening is None and self._life.cluster.options.elsewhere:
+            mine = [agent for agent in topology.agents() if topology.host_of(agent) == me]
+            self.opening = sum(map(self._life.cluster.workload.brings, mine))
         for agent in topology.agents():
             host = topology.host_of(agent)
+            if host is not None:
+                self.hosts[agent] = host
             if host == self.name:
                 self.routes[agent] = None
             else:
@@ -279,6 +297,8 @@ class GhostLife:
         self._ghost.rollbacks.restored(self._life, order, loaded)
         self.is_restored = True
         self.unrouted = [(envelope.target, data) for envelope, data in loaded.unrouted]
+        self.inherited = [data for _, data in loaded.unrouted]
+        self._ghost.strays.update(dict.fromkeys(self.inherited))
         workload = self._life.cluster.workload
         self.opening = sum(workload.carried_bytes(data) for _, data in self.unrouted)
         for host in loaded.hosts:
@@ -327,7 +347,9 @@ class GhostLog:
     def __init__(self) -> None:
         self.oracles: Oracles
         self.homes: dict[str, str] = {}
-        """Agent -> participant that hosts it, always."""
+        """Agent -> participant that declared it last."""
+        self.strays: dict[bytes, None] = {}
+        """Messages that waited in an epoch for agents that were not there; asked, never iterated."""
         self.inputs: dict[bytes, str] = {}
         """Id of a message from outside -> participant that accepted it."""
         self.streams: dict[tuple[int, int, int], Stream] = {}
@@ -345,7 +367,7 @@ class GhostLog:
         self.deliveries = 0
 
     def home(self, agent: str) -> str:
-        """Where an agent lives."""
+        """Who declared an agent."""
         return self.homes[agent]
 
     def born(self, life: ParticipantLife) -> GhostLife:

@@ -74,6 +74,8 @@ BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "piece_bytes": (1, 1 << 20),
     "pack_bytes": (1, PACK_TARGET_BYTES),
     "lease_ns": (MS, LENGTH_MAX_NS),
+    "takeover_ns": (0, LENGTH_MAX_NS),
+    "spares": (0, 100),
     "faults_ns": (1, LENGTH_MAX_NS),
     "steps_max": (1, 10**12),
 }
@@ -133,8 +135,18 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A participant that is lost comes back with a rollback; else with fresh agents, and the others go on without it."""
     by_hand: bool = False
     """With `recovery`: the policy is manual, and an operator who looks now and then asks for each rollback."""
+    listens: bool = False
+    """Participants have addresses that coordinators can ask whether their process is still there."""
     runtimes: bool = False
     """The second mode: the asyncio drivers of participants and coordinators run, too."""
+    elsewhere: bool = False
+    """With `recovery`: an operator moves, renames and gives up agents, and participants come and go for good (`simulations.operator`)."""
+    takeover_ns: int = 0
+    """With `elsewhere`: participants take agents of one that stays away for so long; 0: nobody takes what it does not declare."""
+    spares: int = 0
+    """With `elsewhere`: participants that begin without agents, once an operator wants more hosts."""
+    refuse: bool = False
+    """With `recovery`: the policy refuses to go further back than the newest epoch by itself; an operator has to name one."""
     mutant: str = ""
     """A planted bug (`simulations.mutants`), for judging the harness."""
 
@@ -245,7 +257,7 @@ def check_run(run: Run) -> None:
         for who in (fault.who, fault.other):
             number = who[1:]
             if who[:1] in {"p", "c"} and number.isdecimal():
-                most = options.nodes if who[0] == "p" else options.coordinators
+                most = options.nodes + options.spares if who[0] == "p" else options.coordinators
                 if not 1 <= int(number[:9]) <= most:
                     raise ValueError(f"{what} hits {who}, which this world does not have")
 

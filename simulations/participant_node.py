@@ -143,7 +143,8 @@ class ParticipantLife(Process):
     def _build(self) -> None:
         """Make the parts of this life."""
         cluster = self.cluster
-        self.registry = registry = MessageRegistry.of_agents(self.agents, cluster.workload.messages)
+        self.takes = cluster.workload.kinds if cluster.options.takeover_ns else ()
+        self.registry = registry = MessageRegistry.of_agents((*self.agents, *self.takes), cluster.workload.messages)
         self.cut_clock = CutClock()
         self.hosts = [AgentHost(agent, registry, self.cut_clock) for agent in self.agents]
         self.machine = ParticipantMachine(
@@ -321,9 +322,10 @@ class ParticipantLife(Process):
             cluster=self.cluster.name,
             participant=self.name,
             boot_id=self.boot_id,
-            address=f"memory:{self.name}",
+            address=self.cluster.address_of(self.name),
             agents=tuple(sorted(agent.id for agent in self.agents)),
             agent_versions={agent.kind: agent.state_version for agent in self.agents},
+            kinds=tuple(sorted(kind.kind for kind in self.takes)),
             targets=self.cluster.targets[self.name],
             session=self.machine.session,
             incarnation=self.machine.entered,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from participant.host import AgentHost
 from participant.machine_events import IncarnationPersisted, LocalNotRestored, LocalRestored
 from participant.runtime.loader import Beginning, Loader, failure_kind
 from participant.runtime.log_files import Life
@@ -19,7 +20,6 @@ from simulations.world import MS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from participant.host import AgentHost
     from participant.runtime.loader import Loaded
     from protocol.messages import Member, Restore
     from simulations.participant_node import ParticipantLife
@@ -45,7 +45,7 @@ class Restores:
     def __init__(self, life: ParticipantLife) -> None:
         self._life = life
         self._known: dict[str, AgentHost] = {host.id: host for host in life.hosts}
-        self._beginning = Beginning(life.hosts, life.cut_clock)
+        self._beginnings = dict.fromkeys(self._known, Beginning(life.hosts, life.cut_clock))
         self._fresh = 0
         self._order: Restore | None = None
         """That is being carried out."""
@@ -149,12 +149,17 @@ class Restores:
 
     def _host_of(self, agent: str) -> AgentHost:
         host = self._known.get(agent)
-        if host is None:
-            raise RecoveryError(f"agent {agent} is placed on {self._life.name}, which does not know it")
+        if host is not None:
+            return host
+        life = self._life
+        if agent.partition("/")[0] not in {kind.kind for kind in life.takes}:
+            raise RecoveryError(f"agent {agent} is placed on {life.name}, which does not know it")
+        host = self._known[agent] = AgentHost(life.cluster.workload.take(agent), life.registry, life.cut_clock)
+        self._beginnings[agent] = Beginning([host], life.cut_clock)
         return host
 
     def _begin_again(self, host: AgentHost, now: int) -> None:
-        self._beginning.load(host, now=now, allowed=None)
+        self._beginnings[host.id].load(host, now=now, allowed=None)
         host.start_fresh(self._life.cluster.name, self._fresh)
 
     def _be_here(self, hosts: list[AgentHost]) -> None:

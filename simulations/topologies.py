@@ -15,6 +15,11 @@ def names_of(options: Options) -> list[str]:
     return [f"p{number + 1}" for number in range(options.nodes)]
 
 
+def spares_of(options: Options) -> list[str]:
+    """Participants that begin without agents, later."""
+    return [f"p{options.nodes + number + 1}" for number in range(options.spares)]
+
+
 def targets_of(options: Options) -> dict[str, tuple[str, ...]]:
     """Participant -> whom it may send to, sorted."""
     names = names_of(options)

@@ -12,6 +12,7 @@ module              invariants (names of RELIABILITY.md section 3)
 `durability`        I12 a visible manifest has all its objects; I14 a power cut takes no committed epoch
 `rot`               I16 spoiled objects are noticed before they are used, found and named; I14 and all others are whole
 `rollbacks`         I22 to I28: fences, lives, bases, and what each participant was given back
+`placement`         I35 everything of an epoch has one place, under its name; I36 what is refused has no effect
 `parked`            I25 what comes early from a newer incarnation is kept, and handed on when its receiver is in it
 `liveness`          L1, L2, L3 in the healed world; L8 where the newest epoch was damaged
 `transcripts`       I5 for conversations: both sides' transcripts, and what is on its way between them
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.digests import EPOCHS_PREFIX, epoch_of_key
 from protocol.documents import decode_manifest
 from protocol.errors import StoreError
+from protocol.tombstones import decode_tombstone
 from simulations.oracles.channel_states import check_channel_states
 from simulations.oracles.conservation import check_conservation
 from simulations.oracles.durability import VERIFIED_EVERY, check_durable, check_verified
@@ -68,6 +70,9 @@ class Oracles:
             return
         epoch = epoch_of_key(key)
         if epoch is None:
+            return
+        if decode_tombstone(data) is not None:
+            self.history.tombstone_visible(int(epoch))
             return
         self.judged += 1
         self.history.manifest_visible(int(epoch), data)

@@ -14,6 +14,7 @@ from participant.machine_events import SendControl
 from participant.restoring import RESTORED_TYPE
 from protocol.digests import fence_key
 from protocol.messages import Envelope
+from simulations.oracles.placement import renamed
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ class Rollbacks:
         epoch = self._bases[incarnation]
         if epoch and epoch not in self.totals:
             return  # its manifest was not judged: it became visible before somebody died on the way
-        held = cluster.oracles.history.started[epoch].agents if epoch else {}
-        total = fresh = 0
+        total = 0
+        here: list[str] = []
         for member in topology.members:
             other = cluster.ghost.lives.get(member.session)
             if other is None or other.incarnation != incarnation or not other.is_restored:
@@ -112,7 +113,9 @@ class Rollbacks:
                     "I28", f"{life.name} runs in incarnation {incarnation}, and {member.id} is not restored"
                 )
             total += other.opening or 0
-            fresh += cluster.workload.share(member.id) if member.id not in held else 0
+            here += member.agents if cluster.options.elsewhere else [member.id]
+        cluster.placements.check_heirs(topology, incarnation)
+        fresh = self._fresh(cluster, incarnation, here)
         if total != self.totals.get(epoch, 0) + fresh:
             raise Violation(
                 "I5",
@@ -120,13 +123,31 @@ class Rollbacks:
                 f"bring {fresh}",
             )
 
+    def _fresh(self, cluster: SimulatedCluster, incarnation: int, here: list[str]) -> int:
+        """What those bring that begin anew, without what those held that are given up."""
+        beginning = cluster.placements.beginning(incarnation)
+        epoch = beginning.epoch
+        held = cluster.oracles.history.started[epoch].agents if epoch else {}
+        workload = cluster.workload
+        if not cluster.options.elsewhere:
+            return sum(workload.share(name) for name in here if name not in held)
+        known = {beginning.renames.get(agent, agent) for agents in held.values() for agent in agents}
+        fresh = sum(workload.brings(agent) for agent in here if agent not in known)
+        cuts = self._cuts(cluster, epoch)
+        for agent in sorted(agent for agents in held.values() for agent in agents):
+            if beginning.renames.get(agent, agent) in beginning.dropped:
+                cut = next(cut for cut in cuts.values() if agent in cut.states)
+                fresh -= workload.held(dict(msgspec.msgpack.decode(cut.states[agent])))
+                fresh -= sum(map(workload.carried_bytes, self._waiting(cluster, cuts, cut, agent, epoch)))
+        return fresh
+
     def restored(self, life: ParticipantLife, order: Restore, loaded: Loaded) -> None:
         """A life's agents were loaded.
 
         Raises:
             Violation: I26.
         """
-        cluster, ghost = life.cluster, life.cluster.ghost
+        cluster = life.cluster
         if cluster.incarnation_on_disk(life) < order.incarnation:
             raise Violation("I24", f"{life.name} loads incarnation {order.incarnation}, which is not on its disk")
         cluster.probes.hit("restore.loaded_epoch" if order.epoch else "restore.loaded_start")
@@ -135,30 +156,23 @@ class Rollbacks:
             raise Violation(
                 "I26", f"{life.name} is to host {sorted(placed)}, and has {[host.id for host in loaded.hosts]}"
             )
-        cuts: dict[str, GhostCut] = {}
-        if order.epoch:
-            started = cluster.oracles.history.started[order.epoch]
-            cuts = {name: ghost.cuts[session, order.epoch] for name, session in started.sessions.items()}
+        cuts = self._cuts(cluster, order.epoch)
+        renames = cluster.placements.beginning(order.incarnation).renames
+        firsts = {new: old for old, new in renames.items()}
         forms = cluster.workload.forms
         for host in loaded.hosts:
-            source = next((name for name, cut in cuts.items() if host.id in cut.states), None)
+            was = firsts.get(host.id, host.id)
+            source = next((name for name, cut in cuts.items() if was in cut.states), None)
             if source is None:
                 continue  # fresh: I5 of the whole, and the mailbox holds its start
             cut = cuts[source]
             state = forms.at_cut(host)
-            if cut.states[host.id] and state and state != cut.states[host.id]:
+            if cut.states[was] and state and state != cut.states[was]:
                 raise Violation(
                     "I26", f"{life.name}: {host.id} does not have the state of its cut of epoch {order.epoch}"
                 )
-            expected = [data for data in cut.mailboxes[host.id] if _decode(data).type != RESTORED_TYPE]
-            for name in sorted(cuts):
-                for stream, sent in cuts[name].sent.items():
-                    if stream.target_session != cut.session or stream.incarnation != _incarnation(cluster, order.epoch):
-                        continue
-                    flying = stream.sent[cut.received.get(stream, 0) : sent]
-                    if flying:
-                        cluster.probes.hit("restore.in_flight")
-                    expected += [data for data in flying if _decode(data).target == host.id]
+            waiting = self._waiting(cluster, cuts, cut, was, order.epoch)
+            expected = [renamed(data, renames) for data in waiting]
             mailbox = [data for envelope, data in host.mailbox if envelope.type != RESTORED_TYPE]
             if mailbox != expected:
                 raise Violation(
@@ -166,8 +180,32 @@ class Rollbacks:
                     f"{life.name}: {host.id} has {len(mailbox)} messages, {len(expected)} were there or on their way at its "
                     f"cut of epoch {order.epoch}, or they are others",
                 )
-            if len(host.timers) != cut.timers[host.id]:
-                raise Violation("I26", f"{life.name}: {host.id} has {len(host.timers)} timers of {cut.timers[host.id]}")
+            if len(host.timers) != cut.timers[was]:
+                raise Violation("I26", f"{life.name}: {host.id} has {len(host.timers)} timers of {cut.timers[was]}")
+
+    @staticmethod
+    def _cuts(cluster: SimulatedCluster, epoch: int) -> dict[str, GhostCut]:
+        """Participant -> its cut of an epoch; of the start there are none."""
+        if not epoch:
+            return {}
+        sessions = cluster.oracles.history.started[epoch].sessions
+        return {name: cluster.ghost.cuts[session, epoch] for name, session in sessions.items()}
+
+    @staticmethod
+    def _waiting(
+        cluster: SimulatedCluster, cuts: dict[str, GhostCut], cut: GhostCut, agent: str, epoch: int
+    ) -> list[bytes]:
+        """What was in an agent's mailbox at the cut, and behind it what was on its way to it, channel by channel."""
+        found = [data for data in cut.mailboxes[agent] if _decode(data).type != RESTORED_TYPE]
+        for name in sorted(cuts):
+            for stream, sent in cuts[name].sent.items():
+                if stream.target_session != cut.session or stream.incarnation != _incarnation(cluster, epoch):
+                    continue
+                flying = stream.sent[cut.received.get(stream, 0) : sent]
+                if flying:
+                    cluster.probes.hit("restore.in_flight")
+                found += [data for data in flying if _decode(data).target == agent]
+        return found
 
 
 def _incarnation(cluster: SimulatedCluster, epoch: int) -> int:

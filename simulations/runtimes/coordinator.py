@@ -10,7 +10,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from coordinator.events import AbortRequested, CutAssembled, EpochTriggered, PolicyChanged
+from coordinator.events import AbortRequested, CutAssembled, EpochTriggered, PolicyChanged, RestoreRequested
 from coordinator.fences import StoreFence
 from coordinator.ledger import parse_result
 from coordinator.runtime.answers import ApiError
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coordinator.events import AssembleCut, CutRefused, Effect, Event, SnapshotsUnreadable
     from coordinator.fences import Fence
     from coordinator.machine import Leader
+    from coordinator.runtime.probes import Found
     from coordinator.runtime.raft import RaftGroup
     from simulations.control import ControlLine
     from simulations.runtimes.cluster import RuntimeCluster
@@ -149,12 +150,17 @@ class RuntimeCoordinatorLife(CoordinatorLife):
             crashed=self._crashed,
             fences=self._fences(),
             threads=lambda count, _: SimulatedThreads(cluster, self, random, count),
+            probe=self._probe_address,
         )
         self.driver.life = self
         self.number = number
         self.stopping = False
         self._hub_counts: dict[str, int] = {}
         """Of the hub, as far as they are probes that were hit."""
+
+    async def _probe_address(self, address: str) -> Found:
+        await asyncio.sleep(self.cluster.probe_travel() / 1e9)
+        return self.cluster.found_at(self.name, address)
 
     def _fences(self) -> dict[str, Fence]:
         cluster = self.cluster
@@ -188,12 +194,12 @@ class RuntimeCoordinatorLife(CoordinatorLife):
 
     def feed(self, event: Event) -> None:
         """From outside: an operator's request, which the API puts to the driver."""
-        if isinstance(event, AbortRequested | EpochTriggered | PolicyChanged):
+        if isinstance(event, AbortRequested | EpochTriggered | PolicyChanged | RestoreRequested):
             self.loop.create_task(self._ask(event), name="request").add_done_callback(self._conversed)
         else:
             self.loop.call_soon(self.driver.feed, event)
 
-    async def _ask(self, event: AbortRequested | EpochTriggered | PolicyChanged) -> None:
+    async def _ask(self, event: AbortRequested | EpochTriggered | PolicyChanged | RestoreRequested) -> None:
         result = await self.driver.ask(lambda request: replace(event, request=request), REQUEST_SECONDS_MAX)
         self.cluster.answers[event.request] = result
         self.cluster.probes.hit(f"request.{result.get('code', 'done')}")

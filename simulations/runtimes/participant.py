@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Coroutine, Sequence
 
+    from participant.agent import Agent
     from participant.events import ParticipantEvent
     from participant.failure import DeadLettered, Parked, Stopped
     from participant.host import AgentHost
@@ -279,6 +280,7 @@ class RuntimeParticipantLife(ParticipantLife):
         first = self.control_random.below(options.coordinators)
         names = cluster.log.names[first:] + cluster.log.names[:first]
         control = ControlClient(coordinators=[f"{each}:1" for each in names], token="", dialer=dialer)
+        self.takes = cluster.workload.kinds if options.takeover_ns else ()
         needed = options.recovery or cluster.workload.outside_world
         self.folder = SimulatedFolder(cluster.disk_of(name)) if needed else None
         sinks = cluster.workload.sinks(self)
@@ -291,6 +293,7 @@ class RuntimeParticipantLife(ParticipantLife):
             secret=cluster.secret,
             targets=cluster.targets[name],
             messages=cluster.workload.messages,
+            takes={kind.kind: self._taker(kind.kind) for kind in self.takes},
             max_concurrent_epochs=max(2, options.max_concurrent),
             recording_bytes_max=options.recording_bytes_max,
             in_flight_bytes_max=cluster.workload.in_flight_bytes_max,
@@ -306,6 +309,9 @@ class RuntimeParticipantLife(ParticipantLife):
         self.hosts = self.participant._hosts  # noqa: SLF001 - as above
         self.pump = cast("Pump", NoPump())
         self.control = cast("Any", dialer)
+
+    def _taker(self, kind: str) -> Callable[[str], Agent]:
+        return lambda name: self.cluster.workload.take(f"{kind}/{name}")
 
     def start(self) -> None:
         """Run the program."""
