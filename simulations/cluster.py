@@ -7,7 +7,7 @@ their ledger that is some entries old.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from protocol.digests import manifest_key, snapshot_key
 from protocol.ids import ClusterName
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from participant.agent import Agent
     from protocol.messages import ToParticipant
     from simulations.options import Options
-    from simulations.prng import Prng
     from simulations.trace import Trace
     from simulations.workloads import MakeWorkload
 
@@ -47,10 +46,6 @@ SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
 KILLED_TWIN_NS: Final = 3 * SECOND
 QUEUED_ORDERS: Final = 6
-WRONG_REFUSALS: Final = 12
-"""One probe in so many is refused although the process is there, while there are faults."""
-GIVEN_UP_NS: Final = 8 * SECOND
-"""In the healed world, until those are back that an operator gives up."""
 HEALED_START_NS: Final = 100 * MS
 """Until those that are down when all is healed start again."""
 
@@ -88,13 +83,13 @@ class SimulatedCluster:
         self.network = Network(self.world, options, self.probes)
         self.log = ReplicatedLog(self.world, options, self.probes)
         self.ghost = GhostLog()
-        self.operator = Operator(self)
-        self.placements = Placements(self)
         self.oracles = Oracles(self)
         self.ghost.oracles = self.oracles
         self.ghost.outputs.cluster = self
         self.workload.connected(self)
         self.store.put_seen = self.oracles.object_visible
+        self.operator = Operator(self)
+        self.placements = Placements(self)
         self.store.crash = self._crash_in_put
         self.fences = ("store", "receipts") if self.workload.outside_world else ("store",)
         """Names of what acknowledges an incarnation before it is restored."""
@@ -107,16 +102,16 @@ class SimulatedCluster:
         """Those in whose place another process was started while they slept."""
         self.have_left: dict[str, None] = {}
         """Participants that have left in order at some time: what they had is theirs no more."""
-        self.absent: dict[str, None] = dict.fromkeys(self.spares)
-        """Participants that nobody starts."""
-        self.lasting: dict[str, None] = {}
-        """Of the absent, those that do not come back in the healed world either; asked, never iterated."""
-        self.lasting.update(self.absent)
         self.healing = False
         self.rotten_reads: set[int] = set()
         """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
         self.entered: dict[str, int] = {}
         """Participant -> highest incarnation on its disk."""
+        self.absent: dict[str, None] = dict.fromkeys(self.spares)
+        """Participants that nobody starts."""
+        self.lasting: dict[str, None] = {}
+        """Of the absent, those that do not come back in the healed world either; asked, never iterated."""
+        self.lasting.update(self.absent)
         self._wall_jump: dict[str, int] = {}
         self._life_numbers: dict[str, int] = {}
         self._dumps: dict[str, tuple[str, int]] = {}
@@ -124,7 +119,9 @@ class SimulatedCluster:
         self._line_number = 0
         self._random = stream(options.seed, "cluster")
         self._disks: dict[str, LocalDisk] = {}
-        self._probe_random = stream(options.seed, "probes")
+        self._operator_random = stream(options.seed, "operator")
+        self.asked_for: dict[int, None] = {}
+        """Epochs that an operator has asked for by number."""
         self._queued: dict[str, tuple[int, list[ToParticipant]]] = {}
         """Participant -> life and the last orders that it was given."""
         self.late_orders = 0
@@ -200,6 +197,9 @@ class SimulatedCluster:
         self.trace.note(self.world.now, name, "Started", f"life {number}")
         life.start()
 
+    def crash_participant(self, name: str, restart_ns: int) -> bool:
+        """Kill a participant; it starts again after a while."""
+        life = self.lives.get(name)
     def _agents_of(self, name: str) -> list[Agent]:
         return [] if name in self.spares else self.workload.agents(name)
 
@@ -220,9 +220,6 @@ class SimulatedCluster:
             del self.absent[name]
             self.start_participant(name)
 
-    def crash_participant(self, name: str, restart_ns: int) -> bool:
-        """Kill a participant; it starts again after a while."""
-        life = self.lives.get(name)
         if life is None or not life.alive:
             return False
         self.trace.note(self.world.now, name, "Crashed", f"again in {restart_ns / 1e6:.0f} ms")
@@ -323,17 +320,22 @@ class SimulatedCluster:
         """A coordinator's snapshot of its ledger is durable, with so many entries in it."""
         self._dumps[name] = dump
 
-    def unstored_part(self, leader: str, random: Prng) -> str:
-        """Key of a local snapshot of the epoch that this leader has just sealed; "" where its manifest may be there."""
-        life, history = self.log.lives.get(leader), self.oracles.history
-        if life is None or life is not self.log.leader:
-            return ""
-        for record in reversed(life.ledger.open_epochs()):
-            if record.state == "sealed":
-                key = snapshot_key(record.members[random.pick(sorted(record.members))].snapshot)
-                stored = self.store.visible(manifest_key(record.epoch)) is not None
-                return "" if stored or history.states.get(record.epoch) != "sealed" else key
-        return ""
+    def sealed_objects(self) -> frozenset[str]:
+        """Local snapshots of open epochs whose reports are all in: should they rot, nothing could bring them back.
+
+        The epoch may be sealed, and only these objects can make its manifest again.
+        """
+        # Of the dead, too: what they had applied is in the log, and whoever comes next finishes it.
+        lives = list(self.log.lives.values())
+        if not lives:
+            return frozenset()
+        ledger = max(lives, key=lambda life: life.applied).ledger
+        return frozenset(
+            snapshot_key(member.snapshot)
+            for record in ledger.open_epochs()
+            if record.complete
+            for member in record.members.values()
+        )
 
     def _crash_in_put(self, who: str) -> None:
         """The store killed somebody between two system calls."""
@@ -379,29 +381,6 @@ class SimulatedCluster:
         blocks = self._control_blocks
         return bool(blocks) and bool(blocks.get((participant, coordinator)) or blocks.get((participant, "")))
 
-    def address_of(self, participant: str) -> str:
-        """What a participant says of where it listens."""
-        return f"ws://{participant}:7000" if self.options.listens else f"memory:{participant}"
-
-    def probe_travel(self) -> int:
-        """Until a coordinator knows what it found at an address."""
-        return 2 * (self.options.latency_ns + self._probe_random.below(self.options.jitter_ns + 1))
-
-    def found_at(self, coordinator: str, address: str) -> Literal["listens", "refuses", ""]:
-        """What a coordinator finds that connects to a participant's address now."""
-        name = address.removeprefix("ws://").partition(":")[0]
-        life = self.network.lives.get(name)
-        if self.control_blocked(name, coordinator):
-            self.probes.hit("probe.no_answer")
-            return ""
-        if life is None or not life.alive:
-            self.probes.hit("probe.refused")
-            return "refuses"
-        if not self.healing and self._probe_random.chance(1, WRONG_REFUSALS):
-            self.probes.hit("probe.refused_wrongly")
-            return "refuses"
-        return "listens"
-
     def block_control(self, participant: str, coordinator: str) -> None:
         """A partition between a participant and a coordinator ("": all of them)."""
         key = (participant, coordinator)
@@ -433,14 +412,6 @@ class SimulatedCluster:
         """Mend everything: no fault is active, everybody is awake, and who is gone comes back."""
         self.healing = True
         self.late_orders = 0
-        self.operator.heal()
-        for name in list(self.absent):
-            if name in self.lasting:
-                self.lives.pop(name, None)
-            elif self.operator.gives_up(name):
-                self.world.after(GIVEN_UP_NS, self._random, self.comes_back, name)
-            else:
-                del self.absent[name]
         self.probes.disarm()
         for key in list(self._control_blocks):
             while key in self._control_blocks:
@@ -462,6 +433,14 @@ class SimulatedCluster:
             if participant is not None and participant.asleep is not None:
                 participant.resume()
             if name not in self.absent and (participant is None or not participant.alive):
+        self.operator.heal()
+        for name in list(self.absent):
+            if name in self.lasting:
+                self.lives.pop(name, None)
+            elif self.operator.gives_up(name):
+                self.world.after(GIVEN_UP_NS, self._random, self.comes_back, name)
+            else:
+                del self.absent[name]
                 self.world.after(HEALED_START_NS, self._random, self.start_participant, name)
         for name in self.log.names:
             coordinator = self.log.lives.get(name)

@@ -22,17 +22,12 @@ from coordinator.events import (
     EpochUnreadable,
     FenceFailed,
     FenceRaised,
-    ForsakeManifest,
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
-    ManifestForsaken,
-    ManifestRefused,
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
-    Probe,
-    Probed,
     Propose,
     RaiseFence,
     ReadEpoch,
@@ -47,7 +42,6 @@ from coordinator.ledger import Ledger, encode_command, parse_result
 from coordinator.machine import Leader
 from coordinator.policy import PolicySettings
 from protocol.digests import fence_key, manifest_key
-from protocol.errors import ObjectConflict
 from protocol.ids import Epoch, Instant
 from protocol.messages import Register, decode_to_coordinator, encode_control
 from simulations.oracles.rot import check_noticed
@@ -63,7 +57,7 @@ if TYPE_CHECKING:
 
 COMPACTED_EVERY: Final = 32
 """Entries between two compactions."""
-_BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort", "forsake", "rollback"})
+_BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort", "rollback"})
 """Commands with points of the protocol around them; asked, never iterated."""
 
 
@@ -107,13 +101,13 @@ class CoordinatorLife(Process):
                 recovery=_policy_word(options),
                 takeover_after_ns=options.takeover_ns,
                 max_rollbacks=0,
-                fallback="refuse" if options.refuse else "newest-good",
             ),
             lease_ns=options.lease_ns,
             fences=cluster.fences,
         )
         self.lines: dict[int, ControlLine] = {}
         self.leads_in: int | None = None
+                fallback="refuse" if options.refuse else "newest-good",
         """Term of the leadership that the machine knows of."""
         self._timer: Timer | None = None
         self._events: list[Event] = []
@@ -273,8 +267,6 @@ class CoordinatorLife(Process):
                 if line is not None:
                     self.feed(Disconnected(connection=connection, reason=reason))
                     line.close_from_coordinator(reason)
-            case Probe():
-                self.later(self.cluster.probe_travel(), self._probed, effect)
             case AssembleCut():
                 self.later(self.cluster.store.delay(), self._assemble, effect, self.now)
             case StoreManifest():
@@ -284,12 +276,6 @@ class CoordinatorLife(Process):
                     began = self.now
                     self.cluster.store.put(
                         self.name, key, effect.manifest, lambda error: self.enter(self._stored, effect, began, error)
-                    )
-            case ForsakeManifest():
-                self.point("tombstone.before_put")
-                if self.alive:
-                    self.cluster.store.forsake(
-                        self.name, effect, lambda taken, error: self.enter(self._forsaken, effect, taken, error)
                     )
             case RaiseFence():
                 self.point("fence.before_raise")
@@ -304,10 +290,6 @@ class CoordinatorLife(Process):
                 self.cluster.answers[effect.request] = effect.result
             case _:
                 assert_never(effect)
-
-    def _probed(self, order: Probe) -> None:
-        found = self.cluster.found_at(self.name, order.address)
-        self.feed(Probed(session=order.session, address=order.address, found=found))
 
     def _timer_fired(self) -> None:
         self._timer = None
@@ -364,21 +346,7 @@ class CoordinatorLife(Process):
         if self.alive:
             self.feed(event)
 
-    def _forsaken(self, order: ForsakeManifest, taken: bool, error: StoreError | None) -> None:  # noqa: FBT001 - of the store
-        if error is not None:
-            self.feed(ManifestFailed(epoch=order.epoch, cause=str(error)))
-            return
-        self.point("tombstone.after_put")
-        if self.alive and taken:
-            self.feed(ManifestForsaken(epoch=order.epoch, digest=order.digest))
-        elif self.alive:
-            self.cluster.probes.hit("epoch.found_stored")
-            self.feed(ManifestStored(epoch=order.epoch, digest=order.digest))
-
     def _stored(self, order: StoreManifest, began: int, error: StoreError | None) -> None:
-        if isinstance(error, ObjectConflict):
-            self.feed(ManifestRefused(epoch=order.epoch, cause=str(error)))
-            return
         if error is not None:
             self.feed(ManifestFailed(epoch=order.epoch, cause=str(error)))
             return

@@ -61,13 +61,6 @@ POINTS: Final = (
 """Points at which a process can be made to crash: all of `protocol.failpoints`, in the order of an epoch, then the journal's."""
 
 
-SEALED_POINTS: Final = (
-    "tombstone.before_put",
-    "tombstone.after_put",
-    "forsake.before_propose",
-    "forsake.applied",
-)
-"""Of a leader that forsakes a sealed epoch, in order: `store-rot-sealed` makes one."""
 RECOVERY_POINTS: Final = (
     "rollback.before_propose",
     "rollback.applied",
@@ -538,31 +531,8 @@ def _store_rate(attribute: str) -> tuple[_Begin, _End]:
 
 
 def _rot(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    """An object that lies in the store is spoiled, whatever it is."""
-    return cluster.store.rot()
-
-
-def _rot_sealed(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    """A leader dies right behind a seal, and then a part of that epoch is spoiled: nobody can make its manifest again.
-
-    With `other` ``operator`` somebody does not wait until that is certain, and aborts the epoch.
-    """
-
-    def strike(who: str) -> None:
-        key = cluster.unstored_part(who, injector._random)  # noqa: SLF001 - one module
-        if (
-            cluster.healing
-            or not key
-            or not cluster.store.spoil(key)
-            or not cluster.crash_coordinator(who, fault.for_ns)
-        ):
-            return
-        injector.count(fault.kind)
-        if fault.other == "operator":
-            _abort(cluster, Fault(kind="abort", at_ns=fault.at_ns, point="cut.before_assemble", nth=3), injector)
-
-    cluster.probes.arm("seal.applied", fault.nth, strike)
-    return False  # counted when it has done it
+    """An object that lies in the store is spoiled; not the last copy of what an epoch still needs to end."""
+    return cluster.store.rot(cluster.sealed_objects())
 
 
 def _stale_list(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -616,6 +586,36 @@ def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return True
 
 
+# --- drivers (the second mode) ------------------------------------------------------------------------------------------
+
+
+def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stop_in_order(fault.who)
+
+
+def _stranger(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stranger(fault.who)
+
+
+def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.half_open_control(fault.who)
+
+
+def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """Now, or for whoever passes a point: just when it turns to the store."""
+
+    def begin(who: str) -> None:
+        if not cluster.healing and cluster.drivers_stuck(who):
+            injector.count(fault.kind)
+            cluster.world.after(fault.for_ns, injector._random, end, who)  # noqa: SLF001 - one module
+
+    def end(who: str) -> None:
+        if not cluster.healing:
+            cluster.drivers_freed(who)
+
+    if not fault.point:
+        return cluster.drivers_stuck(fault.who)
+    cluster.probes.arm(fault.point, fault.nth, begin)
 # --- the operator (worlds in which agents go elsewhere) -----------------------------------------------------------------
 
 
@@ -685,36 +685,6 @@ def _rename(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool
     return True
 
 
-# --- drivers (the second mode) ------------------------------------------------------------------------------------------
-
-
-def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.stop_in_order(fault.who)
-
-
-def _stranger(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.stranger(fault.who)
-
-
-def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.half_open_control(fault.who)
-
-
-def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    """Now, or for whoever passes a point: just when it turns to the store."""
-
-    def begin(who: str) -> None:
-        if not cluster.healing and cluster.drivers_stuck(who):
-            injector.count(fault.kind)
-            cluster.world.after(fault.for_ns, injector._random, end, who)  # noqa: SLF001 - one module
-
-    def end(who: str) -> None:
-        if not cluster.healing:
-            cluster.drivers_freed(who)
-
-    if not fault.point:
-        return cluster.drivers_stuck(fault.who)
-    cluster.probes.arm(fault.point, fault.nth, begin)
     return False  # counted when it begins
 
 
@@ -770,7 +740,6 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "store-hang": _store_rate("hang"),
     "store-lose-delete": _store_rate("lose_delete"),
     "store-rot": (_rot, None),
-    "store-rot-sealed": (_rot_sealed, None),
     "store-rot-upload": _store_rate("rot_upload"),
     "store-rot-manifest": _store_rate("rot_manifest"),
     "store-rot-read": _store_rate("rot_read"),
@@ -782,14 +751,6 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "epoch-spoilt": (_spoil_newest, None),
     "twin": (_twin, None),
     "queued-orders": (_queued_orders, _end_queued_orders),
-    "gone": (_gone, None),
-    "grow": (_grow, None),
-    "give-up": (_give_up, _end_give_up),
-    "move": (_wish("move"), None),
-    "rename": (_rename, None),
-    "swap": (_wish("swap"), None),
-    "go-back": (_wish("back"), None),
-    "wrong-restore": (_wish("wrong"), None),
     "stop": (_stop, None),
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),
@@ -802,3 +763,11 @@ STUCK_AT: Final = ("local.frozen", "local.encoded", "reports.applied", "seal.app
 """Points behind which a driver turns to the store."""
 DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck", "stranger")
 """Kinds that do nothing where the simulator itself is the driver: not drawn there."""
+    "gone": (_gone, None),
+    "grow": (_grow, None),
+    "give-up": (_give_up, _end_give_up),
+    "move": (_wish("move"), None),
+    "rename": (_rename, None),
+    "swap": (_wish("swap"), None),
+    "go-back": (_wish("back"), None),
+    "wrong-restore": (_wish("wrong"), None),
