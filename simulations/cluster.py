@@ -83,13 +83,13 @@ class SimulatedCluster:
         self.network = Network(self.world, options, self.probes)
         self.log = ReplicatedLog(self.world, options, self.probes)
         self.ghost = GhostLog()
+        self.operator = Operator(self)
+        self.placements = Placements(self)
         self.oracles = Oracles(self)
         self.ghost.oracles = self.oracles
         self.ghost.outputs.cluster = self
         self.workload.connected(self)
         self.store.put_seen = self.oracles.object_visible
-        self.operator = Operator(self)
-        self.placements = Placements(self)
         self.store.crash = self._crash_in_put
         self.fences = ("store", "receipts") if self.workload.outside_world else ("store",)
         """Names of what acknowledges an incarnation before it is restored."""
@@ -102,16 +102,16 @@ class SimulatedCluster:
         """Those in whose place another process was started while they slept."""
         self.have_left: dict[str, None] = {}
         """Participants that have left in order at some time: what they had is theirs no more."""
-        self.healing = False
-        self.rotten_reads: set[int] = set()
-        """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
-        self.entered: dict[str, int] = {}
-        """Participant -> highest incarnation on its disk."""
         self.absent: dict[str, None] = dict.fromkeys(self.spares)
         """Participants that nobody starts."""
         self.lasting: dict[str, None] = {}
         """Of the absent, those that do not come back in the healed world either; asked, never iterated."""
         self.lasting.update(self.absent)
+        self.healing = False
+        self.rotten_reads: set[int] = set()
+        """Epochs of which an assembler was given wrong bytes: it may well refuse them. Asked, never iterated."""
+        self.entered: dict[str, int] = {}
+        """Participant -> highest incarnation on its disk."""
         self._wall_jump: dict[str, int] = {}
         self._life_numbers: dict[str, int] = {}
         self._dumps: dict[str, tuple[str, int]] = {}
@@ -197,9 +197,6 @@ class SimulatedCluster:
         self.trace.note(self.world.now, name, "Started", f"life {number}")
         life.start()
 
-    def crash_participant(self, name: str, restart_ns: int) -> bool:
-        """Kill a participant; it starts again after a while."""
-        life = self.lives.get(name)
     def _agents_of(self, name: str) -> list[Agent]:
         return [] if name in self.spares else self.workload.agents(name)
 
@@ -220,6 +217,9 @@ class SimulatedCluster:
             del self.absent[name]
             self.start_participant(name)
 
+    def crash_participant(self, name: str, restart_ns: int) -> bool:
+        """Kill a participant; it starts again after a while."""
+        life = self.lives.get(name)
         if life is None or not life.alive:
             return False
         self.trace.note(self.world.now, name, "Crashed", f"again in {restart_ns / 1e6:.0f} ms")
@@ -412,6 +412,14 @@ class SimulatedCluster:
         """Mend everything: no fault is active, everybody is awake, and who is gone comes back."""
         self.healing = True
         self.late_orders = 0
+        self.operator.heal()
+        for name in list(self.absent):
+            if name in self.lasting:
+                self.lives.pop(name, None)
+            elif self.operator.gives_up(name):
+                self.world.after(GIVEN_UP_NS, self._random, self.comes_back, name)
+            else:
+                del self.absent[name]
         self.probes.disarm()
         for key in list(self._control_blocks):
             while key in self._control_blocks:
@@ -433,14 +441,6 @@ class SimulatedCluster:
             if participant is not None and participant.asleep is not None:
                 participant.resume()
             if name not in self.absent and (participant is None or not participant.alive):
-        self.operator.heal()
-        for name in list(self.absent):
-            if name in self.lasting:
-                self.lives.pop(name, None)
-            elif self.operator.gives_up(name):
-                self.world.after(GIVEN_UP_NS, self._random, self.comes_back, name)
-            else:
-                del self.absent[name]
                 self.world.after(HEALED_START_NS, self._random, self.start_participant, name)
         for name in self.log.names:
             coordinator = self.log.lives.get(name)

@@ -101,13 +101,13 @@ class CoordinatorLife(Process):
                 recovery=_policy_word(options),
                 takeover_after_ns=options.takeover_ns,
                 max_rollbacks=0,
+                fallback="refuse" if options.refuse else "newest-good",
             ),
             lease_ns=options.lease_ns,
             fences=cluster.fences,
         )
         self.lines: dict[int, ControlLine] = {}
         self.leads_in: int | None = None
-                fallback="refuse" if options.refuse else "newest-good",
         """Term of the leadership that the machine knows of."""
         self._timer: Timer | None = None
         self._events: list[Event] = []

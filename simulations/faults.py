@@ -586,36 +586,6 @@ def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return True
 
 
-# --- drivers (the second mode) ------------------------------------------------------------------------------------------
-
-
-def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.stop_in_order(fault.who)
-
-
-def _stranger(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.stranger(fault.who)
-
-
-def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    return cluster.half_open_control(fault.who)
-
-
-def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    """Now, or for whoever passes a point: just when it turns to the store."""
-
-    def begin(who: str) -> None:
-        if not cluster.healing and cluster.drivers_stuck(who):
-            injector.count(fault.kind)
-            cluster.world.after(fault.for_ns, injector._random, end, who)  # noqa: SLF001 - one module
-
-    def end(who: str) -> None:
-        if not cluster.healing:
-            cluster.drivers_freed(who)
-
-    if not fault.point:
-        return cluster.drivers_stuck(fault.who)
-    cluster.probes.arm(fault.point, fault.nth, begin)
 # --- the operator (worlds in which agents go elsewhere) -----------------------------------------------------------------
 
 
@@ -685,6 +655,36 @@ def _rename(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool
     return True
 
 
+# --- drivers (the second mode) ------------------------------------------------------------------------------------------
+
+
+def _stop(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stop_in_order(fault.who)
+
+
+def _stranger(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.stranger(fault.who)
+
+
+def _half_open_control(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    return cluster.half_open_control(fault.who)
+
+
+def _stuck(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """Now, or for whoever passes a point: just when it turns to the store."""
+
+    def begin(who: str) -> None:
+        if not cluster.healing and cluster.drivers_stuck(who):
+            injector.count(fault.kind)
+            cluster.world.after(fault.for_ns, injector._random, end, who)  # noqa: SLF001 - one module
+
+    def end(who: str) -> None:
+        if not cluster.healing:
+            cluster.drivers_freed(who)
+
+    if not fault.point:
+        return cluster.drivers_stuck(fault.who)
+    cluster.probes.arm(fault.point, fault.nth, begin)
     return False  # counted when it begins
 
 
@@ -751,6 +751,14 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "epoch-spoilt": (_spoil_newest, None),
     "twin": (_twin, None),
     "queued-orders": (_queued_orders, _end_queued_orders),
+    "gone": (_gone, None),
+    "grow": (_grow, None),
+    "give-up": (_give_up, _end_give_up),
+    "move": (_wish("move"), None),
+    "rename": (_rename, None),
+    "swap": (_wish("swap"), None),
+    "go-back": (_wish("back"), None),
+    "wrong-restore": (_wish("wrong"), None),
     "stop": (_stop, None),
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),
@@ -763,11 +771,3 @@ STUCK_AT: Final = ("local.frozen", "local.encoded", "reports.applied", "seal.app
 """Points behind which a driver turns to the store."""
 DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck", "stranger")
 """Kinds that do nothing where the simulator itself is the driver: not drawn there."""
-    "gone": (_gone, None),
-    "grow": (_grow, None),
-    "give-up": (_give_up, _end_give_up),
-    "move": (_wish("move"), None),
-    "rename": (_rename, None),
-    "swap": (_wish("swap"), None),
-    "go-back": (_wish("back"), None),
-    "wrong-restore": (_wish("wrong"), None),

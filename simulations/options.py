@@ -137,8 +137,6 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """With `recovery`: the policy is manual, and an operator who looks now and then asks for each rollback."""
     runtimes: bool = False
     """The second mode: the asyncio drivers of participants and coordinators run, too."""
-    mutant: str = ""
-    """A planted bug (`simulations.mutants`), for judging the harness."""
     elsewhere: bool = False
     """With `recovery`: an operator moves, renames and gives up agents, and participants come and go for good (`simulations.operator`)."""
     takeover_ns: int = 0
@@ -147,6 +145,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """With `elsewhere`: participants that begin without agents, once an operator wants more hosts."""
     refuse: bool = False
     """With `recovery`: the policy refuses to go further back than the newest epoch by itself; an operator has to name one."""
+    mutant: str = ""
+    """A planted bug (`simulations.mutants`), for judging the harness."""
 
 
 class Fault(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):

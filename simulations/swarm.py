@@ -18,6 +18,7 @@ from simulations.faults import DRIVERS_ONLY, KINDS, OUTSIDE_POINTS, POINTS, RECO
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
+from simulations.wishes import ELSEWHERE_ONLY, TAKING_ONLY
 from simulations.world import MS, SECOND, US
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 PER_KIND_MAX: Final = 12
 SHORT_NS: Final = 8 * SECOND
 """Length of the phase with faults in small worlds, at most."""
-from simulations.wishes import ELSEWHERE_ONLY, TAKING_ONLY
 HEAVY: Final = (
     "crash-coordinators",
     "split-leader",
@@ -46,6 +46,9 @@ HEAVY: Final = (
     "stop-coordinator",
     "epoch-spoilt",
     "twin",
+    "gone",
+    "give-up",
+    "rename",
 )
 """Kinds after which little works for seconds: a world that is always down tests nothing."""
 HEAVY_MAX: Final = 3
@@ -55,9 +58,6 @@ LIKELIHOODS: Final = (
     "log-late",
     "log-lose",
     "log-refuse",
-    "gone",
-    "give-up",
-    "rename",
     "log-silent",
     "log-twice",
     "lose",
@@ -90,6 +90,8 @@ SPOILING: Final = (
     "store-rot-upload",
 )
 """Kinds that may leave no epoch to go back to."""
+ELSEWHERE_ONE_OF: Final = 3
+"""One in so many worlds that recover."""
 _CLOCK_NS_MAX: Final = 3600 * SECOND
 _ABORT_AT: Final = (
     "",
@@ -101,8 +103,6 @@ _ABORT_AT: Final = (
     "seal.before_propose",
     "seal.before_propose",
     "seal.applied",
-ELSEWHERE_ONE_OF: Final = 3
-"""One in so many worlds that recover."""
     "manifest.after_put",
 )
 """Where an operator's abort is most awkward; "": at an instant. Points that the leader passes."""
@@ -157,6 +157,7 @@ def for_recovery(options: Options) -> None:
     if workload != options.workload:
         options.workload = workload
         fit_workload(options)
+    _draw_elsewhere(options, stream(options.seed, "elsewhere"))
     if random.chance(3, 4):
         # Something to come back to before most faults, and much of it on its way.
         options.interval_ns = min(options.interval_ns, SECOND)
@@ -164,19 +165,6 @@ def for_recovery(options: Options) -> None:
         options.burst = max(options.burst, 3)
 
 
-def fit_workload(options: Options) -> None:
-    """What a workload needs in order to reach what it is there for."""
-    random = stream(options.seed, f"fit:{options.workload}")
-    if options.workload == "growth":
-        # Several chunks and packs of each part, but never so many that their puts take longer than an epoch may.
-    _draw_elsewhere(options, stream(options.seed, "elsewhere"))
-        options.segment_bytes = random.pick((512, 1024, 4096, SEGMENT_TARGET_BYTES))
-        options.piece_bytes = random.pick((1024, 4096, PIECE_BYTES))
-        options.pack_bytes = random.pick((16 * KIB, 16 * KIB, PACK_TARGET_BYTES))
-        options.interval_ns = max(options.interval_ns, 400 * MS)
-        options.deadline_ns = max(options.deadline_ns, 4 * SECOND)
-        if random.chance(1, 3):
-            # Little changes between many epochs: overlays come together before the field is written anew.
 def _draw_elsewhere(options: Options, random: Prng) -> None:
     """In some of these worlds agents go elsewhere, come back under other names, or not at all; in some nobody goes further back alone."""
     options.refuse = bool(random.chance(1, 8))
@@ -190,6 +178,18 @@ def _draw_elsewhere(options: Options, random: Prng) -> None:
         options.spares = random.pick((0, 0, 1, 2, options.nodes))
 
 
+def fit_workload(options: Options) -> None:
+    """What a workload needs in order to reach what it is there for."""
+    random = stream(options.seed, f"fit:{options.workload}")
+    if options.workload == "growth":
+        # Several chunks and packs of each part, but never so many that their puts take longer than an epoch may.
+        options.segment_bytes = random.pick((512, 1024, 4096, SEGMENT_TARGET_BYTES))
+        options.piece_bytes = random.pick((1024, 4096, PIECE_BYTES))
+        options.pack_bytes = random.pick((16 * KIB, 16 * KIB, PACK_TARGET_BYTES))
+        options.interval_ns = max(options.interval_ns, 400 * MS)
+        options.deadline_ns = max(options.deadline_ns, 4 * SECOND)
+        if random.chance(1, 3):
+            # Little changes between many epochs: overlays come together before the field is written anew.
             options.burst, options.tick_ns, options.interval_ns = 1, 700 * MS, 400 * MS
             options.faults_ns = max(options.faults_ns, 14 * SECOND)
     elif options.workload == "orders":
@@ -277,6 +277,8 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         )
         if random.chance(1, 2):
             found.append(Fault(kind="queued-orders", at_ns=SECOND // 2, for_ns=options.faults_ns, rate=1000))
+    if options.elsewhere and kinds is None and draw >= 20:
+        on += _operators_kinds(options)
     for kind in on:
         if not _exists(kind, options):
             continue
@@ -288,9 +290,17 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
     return sorted(found, key=lambda fault: (fault.at_ns, fault.kind))
 
 
+def _operators_kinds(options: Options) -> list[str]:
+    """What the operator does: at least one thing."""
+    random = stream(options.seed, "operator's kinds")
+    every = [kind for kind in ELSEWHERE_ONLY if options.takeover_ns or kind not in TAKING_ONLY]
+    if options.takeover_ns:
+        every.remove("give-up")  # whoever can be taken is not given up
+    chosen = random.pick(every)
+    return [kind for kind in every if kind == chosen or random.chance(1, 3)]
+
+
 def points_of(options: Options) -> tuple[str, ...]:
-    if options.elsewhere and kinds is None and draw >= 20:
-        on += _operators_kinds(options)
     """Points at which processes of this world can be made to crash."""
     if not options.recovery:
         return POINTS
@@ -302,18 +312,10 @@ def _exists(kind: str, options: Options) -> bool:
     """Whether this world has what such a fault hits."""
     return not (
         (options.recovery and kind in SPOILING)
-def _operators_kinds(options: Options) -> list[str]:
-    """What the operator does: at least one thing."""
-    random = stream(options.seed, "operator's kinds")
-    every = [kind for kind in ELSEWHERE_ONLY if options.takeover_ns or kind not in TAKING_ONLY]
-    if options.takeover_ns:
-        every.remove("give-up")  # whoever can be taken is not given up
-    chosen = random.pick(every)
-    return [kind for kind in every if kind == chosen or random.chance(1, 3)]
-
-
         or (not options.recovery and kind in RECOVERING_ONLY)
         or (options.workload == "orders" and kind == "leave")
+        or (kind in ELSEWHERE_ONLY and not options.elsewhere)
+        or (kind in TAKING_ONLY and not options.takeover_ns)
         or (options.broker and kind in STREAM_ONLY)
         or (not options.broker and kind in BROKER_ONLY)
         or (not options.disk and kind in DISK_ONLY)
@@ -326,8 +328,6 @@ def forced(options: Options, point: str) -> list[Fault]:
     """A crash at this point of the protocol, early, so that it is surely passed.
 
     ``abort.*`` is passed in epochs that abort: an operator sees to it.
-        or (kind in ELSEWHERE_ONLY and not options.elsewhere)
-        or (kind in TAKING_ONLY and not options.takeover_ns)
     """
     random = stream(options.seed, "forced")
     at = random.between(SECOND // 4, max(SECOND // 2, options.faults_ns // 6))
@@ -364,6 +364,22 @@ def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None,
     return Run(options=options, faults=draw_faults(options))
 
 
+def _draw_wish(fault: Fault, options: Options, random: Prng, who: str) -> None:
+    fault.rate = random.below(1000)
+    fault.at_ns = random.between(options.faults_ns // 5, options.faults_ns)
+    if fault.kind in {"gone", "rename", "give-up"}:
+        fault.who = who
+        fault.for_ns = log_uniform(random, 100 * MS, 2 * SECOND)
+        if fault.kind == "give-up":
+            fault.for_ns += 2 * options.lease_ns + random.below(6 * SECOND)
+        if fault.kind == "gone" and random.chance(1, 4):
+            fault.who = ""
+    elif fault.kind != "grow" and random.chance(1, 3):
+        # Just when a rollback is under way.
+        fault.point = random.pick(RECOVERY_POINTS)
+        fault.nth = log_uniform(random, 1, 8)
+
+
 def _draw(kind: str, options: Options, random: Prng) -> Fault:
     names = names_of(options)
     coordinators = [f"c{number + 1}" for number in range(options.coordinators)]
@@ -382,22 +398,6 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.rate = log_uniform(random, 10, 400)
     elif kind == "store-stale-list":
         fault.rate = random.below(2)
-def _draw_wish(fault: Fault, options: Options, random: Prng, who: str) -> None:
-    fault.rate = random.below(1000)
-    fault.at_ns = random.between(options.faults_ns // 5, options.faults_ns)
-    if fault.kind in {"gone", "rename", "give-up"}:
-        fault.who = who
-        fault.for_ns = log_uniform(random, 100 * MS, 2 * SECOND)
-        if fault.kind == "give-up":
-            fault.for_ns += 2 * options.lease_ns + random.below(6 * SECOND)
-        if fault.kind == "gone" and random.chance(1, 4):
-            fault.who = ""
-    elif fault.kind != "grow" and random.chance(1, 3):
-        # Just when a rollback is under way.
-        fault.point = random.pick(RECOVERY_POINTS)
-        fault.nth = log_uniform(random, 1, 8)
-
-
     elif kind == "partition-halves":
         fault.other = random.pick(("", "out"))
     elif kind == "abort":
@@ -419,6 +419,8 @@ def _draw_wish(fault: Fault, options: Options, random: Prng, who: str) -> None:
         fault.for_ns = options.lease_ns + random.below(6 * SECOND)
     elif kind in {"crash", "pause", "leave", "cut-control"}:
         fault.who = who
+    elif kind in ELSEWHERE_ONLY:
+        _draw_wish(fault, options, random, who)
     elif kind in {"cut", "half-open", "block", "replay", "forge"}:
         fault.who, fault.other = who, other
     elif kind == "slow":
@@ -440,8 +442,6 @@ def _draw_wish(fault: Fault, options: Options, random: Prng, who: str) -> None:
     elif kind in {"stop", "half-open-control", "stranger"}:
         fault.who = who
     elif kind == "stop-coordinator":
-    elif kind in ELSEWHERE_ONLY:
-        _draw_wish(fault, options, random, who)
         fault.who = random.pick(("", *coordinators))
     elif kind == "store-stuck":
         fault.who = random.pick(("", *names, *coordinators))

@@ -88,14 +88,14 @@ class EpochHistory:
                 if outcome["outcome"] == "accepted" and self.started[number].incarnation != self.incarnation:
                     raise Violation("I22", f"a report for epoch {number} of an older incarnation is accepted")
         if command["kind"] == "rollback" and result.get("outcome") == "begun":
+            ended = self.incarnation
             self._rolled_back(int(command["incarnation"]), int(command["epoch"]))
+            self._cluster.placements.rolled_back(coordinator.ledger, command, ended)
         for number in result.get("aborted", ()):  # a member was lost, or a rollback began
             self._epoch_changed(coordinator, int(number))
 
     def _rolled_back(self, incarnation: int, epoch: int) -> None:
-            ended = self.incarnation
         if incarnation != self.incarnation + 1:
-            self._cluster.placements.rolled_back(coordinator.ledger, command, ended)
             raise Violation("I10", f"incarnation {incarnation} begins after {self.incarnation}")
         self.incarnation = incarnation
         if incarnation > 2 and not self._cluster.ghost.rollbacks.has_begun(incarnation - 1):
@@ -108,16 +108,16 @@ class EpochHistory:
         self.given_up.update(dict.fromkeys(after))
         if epoch == newest or epoch in self._cluster.operator.asked_for:
             return
-        spoiled = self._cluster.store.spoiled.meant
-        if epoch > newest or any(manifest_key(number) not in spoiled for number in passed_over):
-            raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}; {newest} is committed")
-        self._cluster.probes.hit("restore.older_epoch")
-
         if self._cluster.options.refuse:
             raise Violation(
                 "I31",
                 f"incarnation {incarnation} goes back to epoch {epoch}, against the policy; {newest} is committed",
             )
+        spoiled = self._cluster.store.spoiled.meant
+        if epoch > newest or any(manifest_key(number) not in spoiled for number in passed_over):
+            raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}; {newest} is committed")
+        self._cluster.probes.hit("restore.older_epoch")
+
     def check_replicas(self) -> None:
         """At the end: replicas that have applied the same entries are the same.
 
