@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 SECRET: Final = b"a secret for clusters in simulations"
 WALL_NS: Final = 1_790_000_000 * SECOND
+GIVEN_UP_NS: Final = 8 * SECOND
+"""In the healed world, until those are back that an operator gives up."""
 KILLED_TWIN_NS: Final = 3 * SECOND
 QUEUED_ORDERS: Final = 6
 HEALED_START_NS: Final = 100 * MS
