@@ -310,6 +310,36 @@ def test_corrupt_newest_manifest_falls_back_and_says_how_far():
     assert "epoch 1 in place of 2" in record.cause
 
 
+def test_newest_manifest_that_cannot_be_read_now_is_waited_for_and_no_older_one_is_taken():
+    """Nothing says that it is lost: whoever goes further back now gives up what had been committed, and released."""
+    world = with_epoch("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.store_fails = "EIO: Input/output error"
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(10)
+    assert world.ledger.state.incarnation == 1
+    state, why = world.leader.machine.live(world.now).recovery()
+    assert (state, why.endswith("epoch 2 cannot be read: EIO: Input/output error")) == ("waiting", True)
+    world.store_fails = ""
+    world.run(until=recovered(world, 2))
+    assert world.ledger.rollback.epoch == 2
+    assert "in place of" not in world.ledger.rollback.cause
+
+
+def test_part_that_a_participant_cannot_read_now_is_tried_again_from_the_same_epoch():
+    world = with_epoch("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.kill_participant("b")
+    b = world.revive("b", restore_fails=("store", "EIO: Input/output error"))
+    world.run(until=lambda: world.ledger.state.incarnation >= 3)
+    b.restore_fails = None
+    world.run(until=lambda: world.running(world.ledger.state.incarnation), limit=30)
+    assert {record.epoch for record in world.ledger.state.rollbacks.values()} == {2}
+
+
 def test_leader_takes_the_epoch_from_the_ledger_and_lists_no_store(monkeypatch):
     """D5: a listing that is old or empty changes nothing."""
     world = with_epoch("a", "b")
