@@ -551,7 +551,11 @@ def _power_cut(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> b
 def _spoil_newest(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     """The newest epoch rots in the store just when it is needed: a participant dies in that moment. Another one is there."""
     history, spoiled = cluster.oracles.history, cluster.store.spoiled.meant
-    keys = [manifest_key(Epoch(number)) for number, state in history.states.items() if state == "committed"]
+    keys = [
+        manifest_key(Epoch(number))
+        for number, state in history.states.items()
+        if state == "committed" and number <= history.recoverable and number not in history.given_up
+    ]
     if len([key for key in keys if key not in spoiled]) < 2 or not history.recoverable:
         return False
     key = manifest_key(Epoch(history.recoverable))
