@@ -4,6 +4,7 @@ import asyncio
 import errno
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,6 +15,7 @@ import pytest
 from participant import Agent, Context, DidNotHappen, Happened, Retry, TakeRecorded, handler, keyed, value
 from participant.effects.entries import State
 from participant.failure import Backoff
+from participant.runtime.log_files import FolderFiles
 from participant.testing import Cluster
 from protocol.errors import StoreError
 
@@ -378,6 +380,58 @@ async def test_a_ledger_that_cannot_be_written_ends_the_participant_and_nothing_
     with pytest.raises(StoreError, match="ENOSPC"):
         await cluster.__aexit__(None, None, None)
     assert Bank.calls == 0
+
+
+async def test_the_claim_is_on_the_disk_before_the_call_and_the_result_before_the_turn_goes_on(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+):
+    """Each waits for its own sync, however long that takes."""
+    lets, waiting = threading.Semaphore(0), [0]
+    real = FolderFiles.sync
+    held = [False]
+
+    def sync(files: FolderFiles, name: str) -> None:
+        if files._folder.name == "effects" and held[0]:
+            waiting[0] += 1
+            assert lets.acquire(timeout=30)
+        real(files, name)
+
+    monkeypatch.setattr(FolderFiles, "sync", sync)
+    went_on: list[str] = []
+
+    class Careful(Agent, kind="careful"):
+        receipts = keyed(str, str)
+
+        @handler
+        async def on_order(self, ctx: Context, order: Order) -> None:
+            receipt = await ctx.step(Bank.charge, order.id, order.cents)
+            went_on.append(order.id)
+            self.receipts[order.id] = receipt
+
+    async def turns_of_the_loop() -> None:
+        for _ in range(100):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+
+    cluster = Cluster(Careful("main"), local=str(tmp_path))
+    cluster.effects = ""  # type: ignore[assignment]
+    async with cluster:
+        await cluster.send("careful/main", Order("first"))
+        await cluster.idle()
+        assert (Bank.charges, went_on) == (["first"], ["first"])
+        held[0] = True
+        await cluster.send("careful/main", Order("second"))
+        await until(lambda: waiting[0] == 1)
+        await turns_of_the_loop()
+        assert Bank.charges == ["first"], "the claim is not durable"
+        lets.release()
+        await until(lambda: waiting[0] == 2)
+        await turns_of_the_loop()
+        assert (Bank.charges, went_on) == (["first", "second"], ["first"]), "the result is not durable"
+        held[0] = False
+        lets.release()
+        await cluster.idle()
+        assert went_on == ["first", "second"]
 
 
 def test_the_example_that_users_copy_works():
