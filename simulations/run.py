@@ -37,6 +37,9 @@ CRASH: Final = "crash"
 RECORDING_ENOUGH: Final = 64 * 1024
 """Below this limit epochs may well abort as long as agents are at work (I33): commits are then demanded of quiet ones."""
 
+COLLECT_EVERY: Final = 1_000_000
+"""Containers that a run makes and keeps before garbage is looked for: some hundred megabytes. Most runs keep fewer."""
+
 
 @dataclass(kw_only=True)
 class Outcome:
@@ -82,12 +85,16 @@ def run(
         recorder: Takes down the instants for a picture; in place of `trace_file`.
         make_workload: What the agents do, from options and targets; default: what the options name.
     """
-    trace = Trace(trace_file) if recorder is None else recorder
+    with _calm_collector():
+        return _run(what, Trace(trace_file) if recorder is None else recorder, recorder, make_workload)
+
+
+def _run(what: Run, trace: Trace, recorder: Recorder | None, make_workload: MakeWorkload) -> Outcome:
     outcome = Outcome(seed=what.options.seed)
     cluster: SimulatedCluster | None = None
     injector: Injector | None = None
     try:
-        with planted(what.options.mutant), _calm_collector(), ExitStack() as stack:
+        with planted(what.options.mutant), ExitStack() as stack:
             cluster = _cluster(what, trace, make_workload)
             stack.enter_context(cluster.surroundings())
             stack.callback(cluster.unwind)
@@ -126,12 +133,17 @@ def _cluster(what: Run, trace: Trace, make_workload: MakeWorkload) -> SimulatedC
 
 @contextmanager
 def _calm_collector() -> Iterator[None]:
-    """Look for garbage rarely: a run keeps nearly all that it makes, and the collector walks over it again and again."""
+    """Look for garbage once, when the run is over: it keeps nearly all that it makes, in one world full of cycles.
+
+    Only a run that makes very much is walked over in between. Afterwards only what is younger than the run is looked at: not
+    the modules.
+    """
     thresholds = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(COLLECT_EVERY, 20, 100)
     try:
         yield
     finally:
+        gc.collect(1)
         gc.set_threshold(*thresholds)
 
 
