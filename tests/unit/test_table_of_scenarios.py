@@ -23,6 +23,16 @@ def test_every_test_that_the_table_names_exists() -> None:
     assert [f"{name}::{test}" for name, test in named if test not in known[name]] == []
 
 
-def test_table_has_a_row_for_every_pitfall_from_1_to_37() -> None:
+def test_table_has_a_row_for_every_pitfall_from_1_to_46() -> None:
     text = (TESTS / "README.md").read_text(encoding="utf-8")
-    assert [int(number) for number in re.findall(r"^\| (\d+) ", text, re.MULTILINE)] == list(range(1, 38))
+    assert [int(number) for number in re.findall(r"^\| (\d+) ", text, re.MULTILINE)] == list(range(1, 47))
+
+
+def test_table_has_a_row_for_every_scenario_of_epochs_and_recovery() -> None:
+    text = (TESTS / "README.md").read_text(encoding="utf-8")
+    assert {f"D{number}" for number in (*range(1, 9), *range(10, 16))} <= set(
+        re.findall(r"^\| (D\d+) ", text, re.MULTILINE)
+    )
+    assert {f"A{number}" for number in (*range(1, 10), 11, 12, 13, 15)} <= set(
+        re.findall(r"^\| (A\d+) ", text, re.MULTILINE)
+    )
