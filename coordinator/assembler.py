@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from coordinator.events import CutAssembled, CutRefused, SnapshotsUnreadable
 from protocol.digests import digest, snapshot_key
 from protocol.documents import channel_table, decode_local_snapshot, packs_of, sign_manifest
-from protocol.errors import ConfigError, ObjectCorrupt, StoreError, UnsupportedVersion
+from protocol.errors import ConfigError, ObjectCorrupt, ObjectMissing, StoreError, UnsupportedVersion
 from protocol.ids import ParticipantId, TopologyVersion
 from protocol.limits import SNAPSHOT_OBJECT_BYTES_MAX
 from protocol.manifest import LocalSnapshot, Manifest, ManifestMember
@@ -183,7 +183,8 @@ def assemble_from_store(
         except ObjectCorrupt as error:
             return CutRefused(epoch=request.epoch, participant=participant, cause=str(error))
         except StoreError as error:
-            return SnapshotsUnreadable(epoch=request.epoch, participant=participant, cause=str(error))
+            gone = isinstance(error, ObjectMissing)
+            return SnapshotsUnreadable(epoch=request.epoch, participant=participant, cause=str(error), gone=gone)
     result = assemble_objects(request, data, keys)
     if isinstance(result, Refusal):
         return CutRefused(epoch=request.epoch, participant=result.participant, cause=result.cause)

@@ -129,8 +129,12 @@ def why(record: EpochRecord, notes: EpochNotes | None = None, now: Instant | Non
     elif record.state == STARTED:
         sentences += _in_progress(record, notes, now)
     elif record.state == SEALED:
-        what = "its manifest is not committed yet"
-        sentences.append(f"It is sealed: it cannot be aborted any more; {what}.")
+        sentences.append("It is sealed: its manifest is being stored, then it is committed.")
+        if notes is not None and notes.trouble:
+            sentences.append(
+                "If its manifest cannot be made any more it is given up, unless the store has it: by itself after some seconds, "
+                f"at once by `cleancut epoch abort {record.epoch}`."
+            )
     if notes is not None and notes.trouble:
         sentences.append(f"Last trouble: {notes.trouble}.")
     sentences += _slowest(record)

@@ -8,8 +8,8 @@ What the driver owes the machine:
 * every entry applied by this replica's ledger is a `CommandApplied`, own or not, before the next event;
 * `CommandRefused` only if the attempt certainly did not get into the log; anything unclear is `CommandAmbiguous`. The
   machine proposes again with the same id, which the ledger applies once;
-* `AssembleCut`, `StoreManifest`, `RaiseFence` and `ReadEpoch` are each answered by exactly one of their events, also after a
-  failure;
+* `AssembleCut`, `StoreManifest`, `ForsakeManifest`, `RaiseFence` and `ReadEpoch` are each answered by exactly one of their events,
+  also after a failure;
 * one `TimerFired` at or after the newest `SetTimer`; earlier is harmless;
 * a connection number is never used again; sending to a closed connection and closing it again do nothing.
 
@@ -133,11 +133,13 @@ class SnapshotsUnreadable:
     participant: str
     cause: str
     """With errno and key."""
+    gone: bool = False
+    """The store answers, and there is no such object."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestStored:
-    """These bytes are durable under the epoch's key; answer to `StoreManifest`."""
+    """These bytes are durable under the epoch's key; answer to `StoreManifest`, and to a `ForsakeManifest` that found them."""
 
     epoch: int
     digest: str
@@ -146,10 +148,27 @@ class ManifestStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFailed:
-    """The manifest could not be stored; answer to `StoreManifest`."""
+    """The manifest could not be stored, or its key not be taken; answer to `StoreManifest` and `ForsakeManifest`."""
 
     epoch: int
     cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestRefused:
+    """Something else lies under the epoch's key, and it is whole; answer to `StoreManifest`. Another attempt is in vain."""
+
+    epoch: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestForsaken:
+    """The epoch's key is taken for good: no manifest of it will ever be there; answer to `ForsakeManifest`."""
+
+    epoch: int
+    digest: str
+    """Of the manifest that was sealed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -266,6 +285,8 @@ Event: TypeAlias = (
     | SnapshotsUnreadable
     | ManifestStored
     | ManifestFailed
+    | ManifestRefused
+    | ManifestForsaken
     | TimerFired
     | EpochTriggered
     | AbortRequested
@@ -323,6 +344,17 @@ class StoreManifest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForsakeManifest:
+    """Take the key of a sealed epoch's manifest for good, unless the manifest lies there already."""
+
+    epoch: int
+    digest: str
+    """Of the manifest that was sealed."""
+    request: AssemblyRequest
+    """What it was made from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RaiseFence:
     """Have a store or sink refuse everything older than this incarnation, durably. Idempotent."""
 
@@ -360,5 +392,14 @@ class Answer:
 
 
 Effect: TypeAlias = (
-    Propose | Send | CloseConnection | AssembleCut | StoreManifest | RaiseFence | ReadEpoch | SetTimer | Answer
+    Propose
+    | Send
+    | CloseConnection
+    | AssembleCut
+    | StoreManifest
+    | ForsakeManifest
+    | RaiseFence
+    | ReadEpoch
+    | SetTimer
+    | Answer
 )

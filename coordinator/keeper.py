@@ -8,13 +8,19 @@ state      what is missing
 =========  ==================================================================================================
 started    start orders to members that have not reported; reports into the ledger; all in: assemble, then
            seal; deadline: abort, with whom and why
-sealed     the members are told; the manifest is made (again: the same bytes), stored (create-only), then commit
+sealed     the members are told; the manifest is made (again: the same bytes), stored (create-only), then commit.
+           It cannot be made any more: its key in the store is taken, then it is forsaken
 ended      the members are told
 =========  ==================================================================================================
 
-A sealed epoch cannot be aborted: while the store fails its manifest is tried again for as long as it takes (`trouble`
-says so), and healing the store heals the epoch. Assembling waits until no earlier epoch is merely started, because the
-manifest names the one before.
+A sealed epoch is not aborted: while the store fails its manifest is tried again for as long as it takes (`trouble` says so),
+and healing the store heals the epoch. One thing heals by nothing: a new leader has to make the manifest again, and a local
+snapshot that it is made from is damaged or gone. Such an epoch could not be restored anyway, and while it is open no other
+starts and nothing is rolled back; so it is *forsaken*. Whoever led before may still have the right bytes, and a put under
+way, therefore the store decides first: `ForsakeManifest` takes the manifest's key, create-only, or finds the manifest there.
+Only what is taken ends in the ledger without a commit (`ForsakeCommand`); what is found there commits.
+
+Assembling waits until no earlier epoch is merely started, because the manifest names the one before.
 
 Differences from Chandy and Lamport: the collection of the parts, which they leave open, is this file's.
 """
@@ -27,8 +33,16 @@ import msgspec
 
 from coordinator.assembler import request_for
 from coordinator.blame import judge_deadline, missing, waiting_notes
-from coordinator.events import AssembleCut, StoreManifest
-from coordinator.ledger import AbortCommand, CommitCommand, Report, ReportsCommand, SealCommand
+from coordinator.events import AssembleCut, ForsakeManifest, StoreManifest
+from coordinator.ledger import (
+    AbortCommand,
+    AbortRecord,
+    CommitCommand,
+    ForsakeCommand,
+    Report,
+    ReportsCommand,
+    SealCommand,
+)
 from coordinator.ledger.commands import command_bytes, sentence, word
 from coordinator.ledger.records import COMMITTED, SEALED, STARTED
 from coordinator.progress import EpochNotes, begin_notes
@@ -40,7 +54,15 @@ if TYPE_CHECKING:
 
     from coordinator.attendance import Attendee
     from coordinator.desk import Desk
-    from coordinator.events import CutAssembled, CutRefused, ManifestFailed, ManifestStored, SnapshotsUnreadable
+    from coordinator.events import (
+        CutAssembled,
+        CutRefused,
+        ManifestFailed,
+        ManifestForsaken,
+        ManifestRefused,
+        ManifestStored,
+        SnapshotsUnreadable,
+    )
     from coordinator.ledger import EpochRecord, Result
     from coordinator.ledger.commands import WaitingNote
     from protocol.ids import Instant
@@ -64,6 +86,11 @@ class EpochKeeper:
         """This leader's own entry is applied."""
         self.notes.clear()
         self.last_ended = None
+
+    def end(self) -> None:
+        """Leadership is over: whoever waits for an epoch to be forsaken hears of it from the next leader."""
+        for notes in self.notes.values():
+            self._answer_forsaking(notes, "unknown-outcome", "leadership was lost on the way")
 
     # --- messages of participants -----------------------------------------------------------------------------------
 
@@ -168,30 +195,42 @@ class EpochKeeper:
         record = self._desk.ledger.epoch(event.epoch)
         assert record is not None
         if record.state == SEALED and event.digest != record.manifest:
-            # Objects and entries are the same, so the bytes must be; if they are not, nothing may be written (I9).
-            notes.failed(f"the manifest made here is {event.digest}, but {record.manifest} is sealed", now)
+            # Objects and entries are the same, so the bytes must be; if they are not, nothing may be written (I9). Another
+            # build, or another secret, may have made them.
+            notes.refused("", f"the manifest made here is {event.digest}, but {record.manifest} is sealed", now)
             return
         notes.assembled = event
+        notes.refusals, notes.refused_since = 0, None
         notes.trouble = ""
         notes.phases["assemble"] = event.took_ns
         notes.retry_at = None
 
     def refused(self, event: CutRefused, now: Instant) -> None:
-        """The cut did not pass: final for a started epoch, trouble for a sealed one (its objects were good once)."""
+        """The cut did not pass: final for a started epoch; a sealed one, whose objects were good once, is given some time."""
         notes = self.notes.get(event.epoch)
         record = self._desk.ledger.epoch(event.epoch)
         if notes is None or record is None:
             return
         notes.assembling = False
-        notes.failed(event.cause, now)
         if record.state == STARTED:
+            notes.failed(event.cause, now)
             self.abort(record, participant=event.participant, phase="assemble", cause=event.cause, now=now)
+        elif notes.forsaking is None:
+            notes.refused(event.participant, event.cause, now)
 
     def unreadable(self, event: SnapshotsUnreadable, now: Instant) -> None:
-        """The store did not give an object: again, within the deadline."""
+        """The store did not give an object: again, within the deadline; after the seal for as long as it takes.
+
+        One that is gone from a store that answers is as good as damaged.
+        """
         notes = self.notes.get(event.epoch)
-        if notes is not None:
-            notes.assembling = False
+        record = self._desk.ledger.epoch(event.epoch)
+        if notes is None or record is None:
+            return
+        notes.assembling = False
+        if event.gone and record.state == SEALED and notes.forsaking is None:
+            notes.refused(event.participant, event.cause, now)
+        else:
             notes.failed(event.cause, now)
 
     def stored(self, event: ManifestStored, now: Instant) -> None:
@@ -202,16 +241,40 @@ class EpochKeeper:
             return
         notes.storing = False
         notes.stored = True
+        notes.forsaking = None
         notes.trouble = ""
+        self._answer_forsaking(notes, "sealed", f"the manifest of epoch {event.epoch} is in the store: it commits")
         notes.retry_at = None
         notes.phases["manifest"] = event.took_ns
 
     def not_stored(self, event: ManifestFailed, now: Instant) -> None:
-        """The manifest could not be stored: again, for as long as it takes."""
+        """The manifest could not be stored, or not be forsaken: again, for as long as it takes."""
         notes = self.notes.get(event.epoch)
         if notes is not None:
             notes.storing = False
             notes.failed(event.cause, now)
+            if notes.forsaking is not None and notes.forsaking.phase == "operator":
+                # Asked while the store did not answer: as soon as it does there may be nothing to be forsaken any more.
+                notes.forsaking = None
+            self._answer_forsaking(notes, "store", f"the store has to agree, and did not: {event.cause}")
+
+    def not_storable(self, event: ManifestRefused) -> None:
+        """Something else lies under the key and stays there."""
+        notes = self.notes.get(event.epoch)
+        if notes is not None:
+            notes.storing = False
+            notes.trouble = event.cause
+            notes.forsaking = notes.forsaking or AbortRecord(participant="", phase="manifest", cause=event.cause)
+            notes.retry_at = None
+
+    def forsaken(self, event: ManifestForsaken) -> None:
+        """No manifest of this epoch will ever be in the store."""
+        notes = self.notes.get(event.epoch)
+        record = self._desk.ledger.epoch(event.epoch)
+        if notes is not None and record is not None and event.digest == record.manifest:
+            notes.storing = False
+            notes.forsaken = True
+            notes.retry_at = None
 
     def reports_applied(self, result: Result) -> None:
         """The ledger has judged a batch of reports."""
@@ -345,9 +408,17 @@ class EpochKeeper:
                 notes.phases["seal"] = now - notes.seal_asked_at
             for _, member in sorted(record.members.items()):
                 self._tell_sealed(member.session, record.epoch)
-        if notes.assembled is None:
+        if notes.forsaken:
+            self._propose_forsake(record, notes, now)
+        elif notes.forsaking is not None and not notes.stored:
+            if not notes.storing and notes.may_try(now):
+                notes.storing = True
+                request = request_for(desk.ledger.state, record)
+                desk.out.append(ForsakeManifest(epoch=record.epoch, digest=record.manifest, request=request))
+        elif notes.assembled is None and not notes.stored:
             self._assemble(record, notes, now)
         elif not notes.stored:
+            assert notes.assembled is not None
             if not notes.storing and notes.may_try(now):
                 assert notes.assembled.digest == record.manifest
                 notes.storing = True
@@ -368,6 +439,46 @@ class EpochKeeper:
                     phases=dict(notes.phases),
                 ),
             )
+
+    def _propose_forsake(self, record: EpochRecord, notes: EpochNotes, now: Instant) -> None:
+        desk, why = self._desk, notes.forsaking
+        if desk.proposals.busy("forsake", str(record.epoch)):
+            return
+        assert why is not None
+        stamp = desk.proposals.stamp()
+        desk.propose(
+            ("forsake", str(record.epoch)),
+            ForsakeCommand(
+                id=stamp.id,
+                done=stamp.done,
+                term=desk.term,
+                epoch=record.epoch,
+                manifest=record.manifest,
+                participant=why.participant,
+                phase=why.phase,
+                cause=sentence(why.cause),
+                took_ns=notes.elapsed_ns(now),
+            ),
+            request=notes.forsake_request,
+        )
+        notes.forsake_request = ""
+
+    def forsake(self, record: EpochRecord, cause: str, now: Instant, request: str) -> bool:
+        """An operator wants a sealed epoch to end; False if nothing is wrong with it: it is about to commit."""
+        notes = self._notes_of(record, now)
+        if notes.stored or not notes.trouble:
+            return False
+        self._answer_forsaking(notes, "busy", "somebody else asked for the same")
+        why = f"{cause}; it was sealed, and: {notes.trouble}"
+        notes.forsaking = AbortRecord(participant="", phase="operator", cause=why)
+        notes.forsake_request = request
+        notes.retry_at = None
+        return True
+
+    def _answer_forsaking(self, notes: EpochNotes, code: str, text: str) -> None:
+        request, notes.forsake_request = notes.forsake_request, ""
+        if request:
+            self._desk.refuse(request, code, text)
 
     def abort(
         self, record: EpochRecord, *, participant: str, phase: str, cause: str, now: Instant, request: str = ""

@@ -39,6 +39,8 @@ from coordinator.events import (
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
+    ManifestForsaken,
+    ManifestRefused,
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
@@ -60,7 +62,7 @@ from coordinator.ledger import (
     UnpinCommand,
 )
 from coordinator.ledger.commands import sentence
-from coordinator.ledger.records import STARTED
+from coordinator.ledger.records import SEALED, STARTED
 from coordinator.policy import PolicySettings, earliest_start, is_struggling, next_start
 from coordinator.recovery import RecoveryKeeper
 from coordinator.registry import Registry
@@ -238,6 +240,10 @@ class Leader:
                 self._keeper.stored(event, now)
             case ManifestFailed():
                 self._keeper.not_stored(event, now)
+            case ManifestRefused():
+                self._keeper.not_storable(event)
+            case ManifestForsaken():
+                self._keeper.forsaken(event)
             case TimerFired():
                 self._timer = None
             case EpochTriggered():
@@ -315,6 +321,7 @@ class Leader:
         self._active = False
         self._desk.term = 0
         self._registry.end()
+        self._keeper.end()
         self._recovery.end()
         for request in self._desk.proposals.clear():
             self._desk.refuse(request, "unknown-outcome", "leadership was lost before the outcome was known")
@@ -372,7 +379,7 @@ class Leader:
             case ("rollback",):
                 self._recovery.answered("rollback", result, now)
             case _:
-                pass  # seal, commit, abort, configure, savepoint: the ledger says it all
+                pass  # seal, commit, abort, forsake, configure, savepoint: the ledger says it all
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -442,6 +449,10 @@ class Leader:
             self._desk.refuse(event.request, "not-leader", "this coordinator does not lead")
         elif record is None:
             self._desk.refuse(event.request, "unknown", f"there is no epoch {event.epoch}")
+        elif record.state == SEALED and self._keeper.forsake(
+            record, event.reason or "an operator asked for it", now, event.request
+        ):
+            pass  # answered when the store has agreed
         elif record.state != STARTED:
             code = "sealed" if record.abort is None else "ended"
             self._desk.refuse(event.request, code, f"epoch {event.epoch} is {record.state}")
@@ -597,6 +608,11 @@ class LiveNotes:
         """Monotonic time since an open epoch started; None: not known here."""
         notes = self._keeper.notes.get(epoch)
         return notes.elapsed_ns(self._now) // _MS if notes is not None else None
+
+    def trouble(self, epoch: int) -> str:
+        """What holds up an open epoch, as far as this leader tried; "" while all goes well."""
+        notes = self._keeper.notes.get(epoch)
+        return notes.trouble if notes is not None else ""
 
     def recovery(self) -> tuple[str, str]:
         """What recovery is doing and why (`RecoveryKeeper.state`)."""

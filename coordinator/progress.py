@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from coordinator.ledger.records import AbortRecord
 from protocol.ids import Instant
-from protocol.limits import STORE_RETRY_NS, STORE_RETRY_NS_MAX
+from protocol.limits import FORSAKE_AFTER_NS, FORSAKE_REFUSALS_MIN, STORE_RETRY_NS, STORE_RETRY_NS_MAX
 
 if TYPE_CHECKING:
     from coordinator.events import CutAssembled
@@ -59,7 +60,17 @@ class EpochNotes:
     seal_told: bool = False
     """Members know that it is sealed."""
     storing: bool = False
+    """An order about the manifest's key is under way: to store it, or to forsake it."""
     stored: bool = False
+    refusals: int = 0
+    """Times in a row that a sealed epoch's manifest could not be made from what lies in the store."""
+    refused_since: Instant | None = None
+    forsaking: AbortRecord | None = None
+    """Why a sealed epoch is given up; its key in the store is to be taken."""
+    forsake_request: str = ""
+    """Operator's request, if it was one; "" once it is answered or with the proposal."""
+    forsaken: bool = False
+    """The key is taken: it can only end without a manifest."""
     commit_asked_at: Instant | None = None
     retry_at: Instant | None = None
     """Earliest next attempt at the store; None: at once."""
@@ -80,6 +91,16 @@ class EpochNotes:
         self.trouble = trouble
         self.retry_at = Instant(now + self.retry_ns)
         self.retry_ns = min(2 * self.retry_ns, STORE_RETRY_NS_MAX)
+
+    def refused(self, participant: str, trouble: str, now: Instant) -> None:
+        """The manifest of a sealed epoch cannot be made. What a moment does not mend is final: it is forsaken then."""
+        self.failed(trouble, now)
+        self.refusals += 1
+        if self.refused_since is None:
+            self.refused_since = now
+        if self.refusals >= FORSAKE_REFUSALS_MIN and now >= self.refused_since + FORSAKE_AFTER_NS:
+            self.forsaking = AbortRecord(participant=participant, phase="manifest", cause=trouble)
+            self.retry_at = None
 
     def told(self, participant: str, phase: str, open_channels: tuple[str, ...], now: Instant) -> None:
         """A participant told which phase it is in. Never backwards: messages of two connections may cross."""

@@ -93,7 +93,7 @@ class ChunkWriter:
         chunk = known.get(name) or self._new.get(name)
         if chunk is not None:
             return chunk
-        self._builder.add(data)
+        self._builder.add(data, name)
         chunk = self._new[name] = Chunk(name, len(data))
         self._waiting.append(chunk)
         self.written_bytes += len(data)

@@ -17,9 +17,10 @@ All of it is generators that yield after about 64 KiB or a few hundred entries, 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate, chain
+from operator import add
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
-
-import msgspec
 
 from participant.cells import KeyedState, ObjectCell, PlainCell, WholeCell
 from participant.forms import container_header, joined_blocks
@@ -43,6 +44,8 @@ OVERLAYS_MAX: Final = 12
 BLOCK_BYTES_MIN: Final = 1024
 """Blocks are joined into chunks of at least about this size: a reference costs some 145 bytes in the local snapshot."""
 
+_PAIR: Final = b"\x92"
+"""Header of an entry: an array of key and value."""
 _ENTRY_OVERHEAD_BYTES: Final = 1 + 2 * 9
 """The pair's own header, and a header or a whole number for key and value each."""
 _UTF8_BYTES_MAX: Final = 4
@@ -253,12 +256,13 @@ def _segments(
     gone: list[Any],
 ) -> Generator[None, None, Segments]:
     """The entries of `keys` at the cut, in segments; fills `present` (if wanted) and `gone`."""
+    if cell.serializer == "msgpack" and cell.form is not None:
+        return (yield from _encoded_segments(cell, generation, keys, writer, present, gone))
     segments: list[tuple[Chunk, ...]] = []
     entries: list[bytes] = []
     count = size = 0
     target = writer.limits.segment_bytes
     encode = ENCODER.encode
-    encoded_already = cell.serializer == "msgpack" and cell.form is not None
     for start in range(0, len(keys), ENTRIES_PER_STEP):
         batch = keys[start : start + ENTRIES_PER_STEP]
         values = cell.stored_many(generation, batch)
@@ -269,8 +273,7 @@ def _segments(
             at += len(part)
             if fitting:
                 # All of them in one call: the array's items are the entries.
-                pairs = zip(part, map(msgspec.Raw, held) if encoded_already else held, strict=True)
-                joined = encode(list(pairs))[len(container_header(fitting, is_map=False)) :]
+                joined = encode(list(zip(part, held, strict=True)))[len(container_header(fitting, is_map=False)) :]
                 entries.append(joined)
                 size += len(joined)
                 count += fitting
@@ -283,7 +286,7 @@ def _segments(
                     continue
                 if present is not None:
                     present.append(key)
-                entry = b"\x92" + encode(key) + (value if encoded_already else encode(value))
+                entry = _PAIR + encode(key) + encode(value)
                 entries.append(entry)
                 size += len(entry)
                 count += 1
@@ -293,6 +296,51 @@ def _segments(
         yield
     if entries:
         segments.append((yield from _segment(entries, count, writer)))
+    return tuple(segments)
+
+
+def _encoded_segments(
+    cell: KeyedState[Any, Any],
+    generation: int,
+    keys: list[Any],
+    writer: ChunkWriter,
+    present: list[Any] | None,
+    gone: list[Any],
+) -> Generator[None, None, Segments]:
+    """`_segments` of values that are kept encoded: where a segment ends is told from lengths, and each byte is copied once."""
+    segments: list[tuple[Chunk, ...]] = []
+    parts: list[bytes] = []
+    count = size = 0
+    target = writer.limits.segment_bytes
+    encode = ENCODER.encode
+    for start in range(0, len(keys), ENTRIES_PER_STEP):
+        batch = keys[start : start + ENTRIES_PER_STEP]
+        values = cell.stored_many(generation, batch)
+        try:
+            sizes = list(map(len, values))
+        except TypeError:
+            # MISSING has no length: a key that was not there at the cut.
+            gone.extend(key for key, value in zip(batch, values, strict=True) if value is MISSING)
+            batch = [key for key, value in zip(batch, values, strict=True) if value is not MISSING]
+            values = [value for value in values if value is not MISSING]
+            sizes = list(map(len, values))
+        if present is not None:
+            present.extend(batch)
+        heads = [_PAIR + encode(key) for key in batch]
+        ends = list(accumulate(map(add, map(len, heads), sizes), initial=size))
+        at = began = 0
+        while (end := bisect_left(ends, began + target, at + 1)) < len(ends):
+            # The entry that reaches the target is the segment's last.
+            parts.extend(chain.from_iterable(zip(heads[at:end], values[at:end], strict=True)))
+            segments.append((yield from _segment(parts, count + end - at, writer)))
+            parts, count = [], 0
+            at, began = end, ends[end]
+        parts.extend(chain.from_iterable(zip(heads[at:], values[at:], strict=True)))
+        count += len(batch) - at
+        size = ends[-1] - began
+        yield
+    if parts:
+        segments.append((yield from _segment(parts, count, writer)))
     return tuple(segments)
 
 

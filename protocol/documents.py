@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from protocol.digests import digest, merkle_root_of
-from protocol.errors import ObjectCorrupt, UnsupportedVersion, printable
+from protocol.errors import ObjectCorrupt, ObjectMissing, UnsupportedVersion, printable
 from protocol.limits import MANIFEST_BYTES_MAX, NESTING_MAX, SNAPSHOT_OBJECT_BYTES_MAX
 from protocol.manifest import (
     FORMAT_VERSION,
@@ -31,6 +31,7 @@ from protocol.manifest import (
     ManifestChannel,
     ManifestMember,
 )
+from protocol.tombstones import decode_tombstone
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -199,9 +200,13 @@ def decode_manifest(data: bytes, *, expected: str | None = None, name: str = "ma
 
     Raises:
         ObjectCorrupt: Other digest, too large, not canonical, not this schema, out of order.
+        ObjectMissing: A tombstone lies in its place: the epoch was forsaken and has no manifest.
         UnsupportedVersion: Of a later format.
     """
     check_bytes(data, expected, name)
+    forsaken = decode_tombstone(data)
+    if forsaken is not None:
+        raise ObjectMissing("get", name, f"epoch {forsaken.epoch} was sealed and then aborted: it has no manifest")
     manifest = _decode(_manifest, data, name, MANIFEST_BYTES_MAX)
     problem = _manifest_problem(manifest)
     if problem is None and not is_canonical(data):

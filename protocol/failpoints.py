@@ -96,6 +96,11 @@ POINTS: Final[Mapping[str, str]] = {
     "commit.announced": "The news of the commit has been handed to one participant's socket.",
     "abort.before_propose": "An abort is about to be proposed.",
     "abort.applied": "The abort is in the ledger and announced to nobody.",
+    # Coordinator that leads, with a sealed epoch whose manifest cannot be made any more.
+    "tombstone.before_put": "The key of a sealed epoch's manifest is about to be taken in the store. In a thread.",
+    "tombstone.after_put": "It is taken for good, or the manifest was found there; the ledger does not know. In a thread.",
+    "forsake.before_propose": "A sealed epoch is about to be proposed as forsaken.",
+    "forsake.applied": "A sealed epoch is forsaken in the ledger, and nobody has been told.",
     # Coordinator that leads, in the order of a rollback.
     "rollback.before_propose": "A rollback is about to be proposed to the ledger.",
     "rollback.applied": "The incarnation is in the ledger; no fence is raised, no order has left.",

@@ -164,6 +164,11 @@ LEASE_CHECKS: Final = 8
 STORE_RETRY_NS: Final = 100_000_000
 """First pause before a store is asked again; doubles up to the maximum."""
 STORE_RETRY_NS_MAX: Final = 2_000_000_000
+FORSAKE_AFTER_NS: Final = 5_000_000_000
+"""A sealed epoch whose parts are damaged or gone is forsaken after this long: what a read or a store gets wrong for a moment is
+over by then, and nothing else starts meanwhile."""
+FORSAKE_REFUSALS_MIN: Final = 3
+"""And not before its parts were found so this often, one after the other."""
 EFFECTS_MAX: Final = 1_000_000
 """Entries of one effect ledger: half a gigabyte. They go with the epochs that could bring their positions back."""
 EFFECT_RESULT_BYTES_MAX: Final = 1 * MIB

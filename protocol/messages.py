@@ -386,7 +386,7 @@ class AbortEpoch(Control, frozen=True, kw_only=True, tag="abort-epoch"):
 
 
 class EpochSealed(Control, frozen=True, kw_only=True, tag="epoch-sealed"):
-    """The report was used; the epoch cannot be aborted any more."""
+    """The report was used: the epoch is about to commit. It may end without, where its manifest cannot be made any more."""
 
     term: int
     session: int

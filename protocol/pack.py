@@ -117,11 +117,12 @@ class PackBuilder:
         self._finished = False
         self._write(_HEADER.pack(_MAGIC, PACK_VERSION))
 
-    def add(self, chunk: bytes) -> Digest:
+    def add(self, chunk: bytes, name: Digest | None = None) -> Digest:
         """Take one chunk.
 
         Args:
             chunk: At most `CHUNK_BYTES_MAX` bytes. About 64 KiB keep one call below half a millisecond.
+            name: Its digest, from whoever has computed it already.
 
         Returns:
             The digest to put into a `ChunkRef`.
@@ -132,7 +133,7 @@ class PackBuilder:
         assert not self._finished, "the pack was finished"
         if len(chunk) > CHUNK_BYTES_MAX:
             raise LimitExceeded(f"chunk of {len(chunk)} bytes; at most {CHUNK_BYTES_MAX} fit")
-        name = digest(chunk)
+        name = name or digest(chunk)
         if name in self._entries:
             return name
         payload, method = chunk, STORED

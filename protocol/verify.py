@@ -27,7 +27,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from protocol.cut import violations
-from protocol.digests import EPOCHS_PREFIX, FORMAT_KEY, digest, epoch_of_key, manifest_key, pack_key, snapshot_key
+from protocol.digests import (
+    EPOCH_MAX,
+    EPOCHS_PREFIX,
+    FORMAT_KEY,
+    digest,
+    epoch_of_key,
+    manifest_key,
+    pack_key,
+    snapshot_key,
+)
 from protocol.documents import (
     channel_table,
     decode_local_snapshot,
@@ -41,6 +50,7 @@ from protocol.findings import EnoughFound, Finding, Findings, VerifyReport
 from protocol.ids import ParticipantId, TopologyVersion
 from protocol.limits import KIB, MANIFEST_BYTES_MAX, SNAPSHOT_OBJECT_BYTES_MAX
 from protocol.messages import Member
+from protocol.tombstones import is_forsaken
 from protocol.topology import Topology
 from protocol.verify_contents import ContentVerifier
 
@@ -52,7 +62,7 @@ if TYPE_CHECKING:
     from protocol.manifest import LocalSnapshot, Manifest, ManifestChannel, ManifestMember
     from protocol.ports import ObjectStore
 
-__all__ = ["Finding", "Verifier", "VerifyReport", "committed_epochs", "verify_all", "verify_epoch"]
+__all__ = ["Finding", "Verifier", "VerifyReport", "committed_epochs", "newest_epoch", "verify_all", "verify_epoch"]
 
 
 def verify_epoch(
@@ -98,8 +108,18 @@ def verify_all(
 
 def committed_epochs(store: ObjectStore) -> tuple[Epoch, ...]:
     """Epochs that have a manifest, ascending. For people and checks; the newest epoch comes from the ledger."""
+    return tuple(epoch for epoch in _listed(store) if not is_forsaken(store, epoch))
+
+
+def newest_epoch(store: ObjectStore, *, before: int = EPOCH_MAX + 1) -> Epoch | None:
+    """The newest epoch under this number that has a manifest; looks at as few objects as can be."""
+    return next((each for each in reversed(_listed(store)) if each < before and not is_forsaken(store, each)), None)
+
+
+def _listed(store: ObjectStore) -> list[Epoch]:
+    """Epochs under whose keys something lies, ascending: a manifest, or the tombstone of one that was forsaken."""
     found = (epoch_of_key(key) for key in store.list(EPOCHS_PREFIX))
-    return tuple(epoch for epoch in found if epoch is not None)
+    return [epoch for epoch in found if epoch is not None]
 
 
 class Verifier:
@@ -224,19 +244,21 @@ class _Run:
 
     def _note_chain(self, manifest: Manifest) -> None:
         try:
-            earlier = [number for number in committed_epochs(self._store) if number < self._epoch]
-            before = digest(self._store.get(manifest_key(earlier[-1]), size_max=MANIFEST_BYTES_MAX)) if earlier else ""
+            earlier = newest_epoch(self._store, before=self._epoch)
+            before = (
+                "" if earlier is None else digest(self._store.get(manifest_key(earlier), size_max=MANIFEST_BYTES_MAX))
+            )
         except StoreError as error:
             self._into.notes.append(f"the chain was not followed: {error}")
             return
         if before == manifest.previous:
             return
         if not manifest.previous:
-            self._into.notes.append(f"it names no previous manifest, though that of epoch {earlier[-1]} is there")
+            self._into.notes.append(f"it names no previous manifest, though that of epoch {earlier} is there")
             return
         self._into.notes.append(
             f"the previous manifest, {manifest.previous[:19]}..., is not the newest earlier one in the store: retention "
-            "removed it, or an older epoch was put back"
+            "removed it, its epoch was sealed and forsaken, or an older epoch was put back"
         )
 
     # --- members ----------------------------------------------------------------------------------------------------

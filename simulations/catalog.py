@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulations.faults import DRIVERS_ONLY, KINDS, POINTS
+from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, SEALED_POINTS
 
-SEEDS_ENOUGH: Final = 15 * len(POINTS)
+SEEDS_ENOUGH: Final = 15 * (len(POINTS) + len(SEALED_POINTS))
 WANTED_PROBES: Final = (
     "chunk.of_older_epoch",
     "clock.stepped_back",
@@ -27,6 +27,7 @@ WANTED_PROBES: Final = (
     "effect.caller_died",
     "effect.in_doubt",
     "epoch.aborted_after_half",
+    "epoch.forsaken",
     "frame.of_older_incarnation",
     "frame.parked",
     "frame.unparked",
@@ -94,7 +95,8 @@ WANTED_PROBES: Final = (
     "upload.retried",
     "wire.refused",
     *POINTS,
+    *SEALED_POINTS,
     *(f"fault.{kind}" for kind in KINDS if kind not in DRIVERS_ONLY),
-    *(f"fault.crash-at {point}" for point in POINTS),
+    *(f"fault.crash-at {point}" for point in (*POINTS, *SEALED_POINTS)),
 )
 """Rare states; points of the protocol that were passed; faults that did something."""

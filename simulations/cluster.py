@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from participant.agent import Agent
     from protocol.messages import ToParticipant
     from simulations.options import Options
+    from simulations.prng import Prng
     from simulations.trace import Trace
     from simulations.workloads import MakeWorkload
 
@@ -322,22 +323,17 @@ class SimulatedCluster:
         """A coordinator's snapshot of its ledger is durable, with so many entries in it."""
         self._dumps[name] = dump
 
-    def sealed_objects(self) -> frozenset[str]:
-        """Local snapshots of open epochs whose reports are all in: should they rot, nothing could bring them back.
-
-        The epoch may be sealed, and only these objects can make its manifest again.
-        """
-        # Of the dead, too: what they had applied is in the log, and whoever comes next finishes it.
-        lives = list(self.log.lives.values())
-        if not lives:
-            return frozenset()
-        ledger = max(lives, key=lambda life: life.applied).ledger
-        return frozenset(
-            snapshot_key(member.snapshot)
-            for record in ledger.open_epochs()
-            if record.complete
-            for member in record.members.values()
-        )
+    def unstored_part(self, leader: str, random: Prng) -> str:
+        """Key of a local snapshot of the epoch that this leader has just sealed; "" where its manifest may be there."""
+        life, history = self.log.lives.get(leader), self.oracles.history
+        if life is None or life is not self.log.leader:
+            return ""
+        for record in reversed(life.ledger.open_epochs()):
+            if record.state == "sealed":
+                key = snapshot_key(record.members[random.pick(sorted(record.members))].snapshot)
+                stored = self.store.visible(manifest_key(record.epoch)) is not None
+                return "" if stored or history.states.get(record.epoch) != "sealed" else key
+        return ""
 
     def _crash_in_put(self, who: str) -> None:
         """The store killed somebody between two system calls."""

@@ -22,9 +22,12 @@ from coordinator.events import (
     EpochUnreadable,
     FenceFailed,
     FenceRaised,
+    ForsakeManifest,
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
+    ManifestForsaken,
+    ManifestRefused,
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
@@ -42,6 +45,7 @@ from coordinator.ledger import Ledger, encode_command, parse_result
 from coordinator.machine import Leader
 from coordinator.policy import PolicySettings
 from protocol.digests import fence_key, manifest_key
+from protocol.errors import ObjectConflict
 from protocol.ids import Epoch, Instant
 from protocol.messages import Register, decode_to_coordinator, encode_control
 from simulations.oracles.rot import check_noticed
@@ -57,7 +61,7 @@ if TYPE_CHECKING:
 
 COMPACTED_EVERY: Final = 32
 """Entries between two compactions."""
-_BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort", "rollback"})
+_BEFORE_PROPOSE: Final = frozenset({"start", "reports", "seal", "commit", "abort", "forsake", "rollback"})
 """Commands with points of the protocol around them; asked, never iterated."""
 
 
@@ -277,6 +281,12 @@ class CoordinatorLife(Process):
                     self.cluster.store.put(
                         self.name, key, effect.manifest, lambda error: self.enter(self._stored, effect, began, error)
                     )
+            case ForsakeManifest():
+                self.point("tombstone.before_put")
+                if self.alive:
+                    self.cluster.store.forsake(
+                        self.name, effect, lambda taken, error: self.enter(self._forsaken, effect, taken, error)
+                    )
             case RaiseFence():
                 self.point("fence.before_raise")
                 if self.alive and effect.fence != "store":
@@ -346,7 +356,21 @@ class CoordinatorLife(Process):
         if self.alive:
             self.feed(event)
 
+    def _forsaken(self, order: ForsakeManifest, taken: bool, error: StoreError | None) -> None:  # noqa: FBT001 - of the store
+        if error is not None:
+            self.feed(ManifestFailed(epoch=order.epoch, cause=str(error)))
+            return
+        self.point("tombstone.after_put")
+        if self.alive and taken:
+            self.feed(ManifestForsaken(epoch=order.epoch, digest=order.digest))
+        elif self.alive:
+            self.cluster.probes.hit("epoch.found_stored")
+            self.feed(ManifestStored(epoch=order.epoch, digest=order.digest))
+
     def _stored(self, order: StoreManifest, began: int, error: StoreError | None) -> None:
+        if isinstance(error, ObjectConflict):
+            self.feed(ManifestRefused(epoch=order.epoch, cause=str(error)))
+            return
         if error is not None:
             self.feed(ManifestFailed(epoch=order.epoch, cause=str(error)))
             return

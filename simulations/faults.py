@@ -61,6 +61,13 @@ POINTS: Final = (
 """Points at which a process can be made to crash: all of `protocol.failpoints`, in the order of an epoch, then the journal's."""
 
 
+SEALED_POINTS: Final = (
+    "tombstone.before_put",
+    "tombstone.after_put",
+    "forsake.before_propose",
+    "forsake.applied",
+)
+"""Of a leader that forsakes a sealed epoch, in order: `store-rot-sealed` makes one."""
 RECOVERY_POINTS: Final = (
     "rollback.before_propose",
     "rollback.applied",
@@ -531,8 +538,31 @@ def _store_rate(attribute: str) -> tuple[_Begin, _End]:
 
 
 def _rot(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    """An object that lies in the store is spoiled; not the last copy of what an epoch still needs to end."""
-    return cluster.store.rot(cluster.sealed_objects())
+    """An object that lies in the store is spoiled, whatever it is."""
+    return cluster.store.rot()
+
+
+def _rot_sealed(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A leader dies right behind a seal, and then a part of that epoch is spoiled: nobody can make its manifest again.
+
+    With `other` ``operator`` somebody does not wait until that is certain, and aborts the epoch.
+    """
+
+    def strike(who: str) -> None:
+        key = cluster.unstored_part(who, injector._random)  # noqa: SLF001 - one module
+        if (
+            cluster.healing
+            or not key
+            or not cluster.store.spoil(key)
+            or not cluster.crash_coordinator(who, fault.for_ns)
+        ):
+            return
+        injector.count(fault.kind)
+        if fault.other == "operator":
+            _abort(cluster, Fault(kind="abort", at_ns=fault.at_ns, point="cut.before_assemble", nth=3), injector)
+
+    cluster.probes.arm("seal.applied", fault.nth, strike)
+    return False  # counted when it has done it
 
 
 def _stale_list(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
@@ -744,6 +774,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "store-hang": _store_rate("hang"),
     "store-lose-delete": _store_rate("lose_delete"),
     "store-rot": (_rot, None),
+    "store-rot-sealed": (_rot_sealed, None),
     "store-rot-upload": _store_rate("rot_upload"),
     "store-rot-manifest": _store_rate("rot_manifest"),
     "store-rot-read": _store_rate("rot_read"),

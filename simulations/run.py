@@ -165,6 +165,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     cluster.demand_drivers()
     check_rot(cluster)
     cluster.oracles.history.check_replicas()
+    cluster.oracles.history.check_forsaken()
     cluster.workload.judge_end(cluster)
 
 

@@ -116,8 +116,13 @@ class RottenReader(_View):
         self.rotten: list[str] = []
 
     def _bytes(self, key: str) -> bytes:
-        data = self._base.get(key, size_max=1 << 40)
         store = self._store
+        try:
+            data = self._base.get(key, size_max=1 << 40)
+        except ObjectMissing:
+            if store.is_spoiled(key):
+                self.rotten.append(key)
+            raise
         if store.rot_read and self._random.chance(store.rot_read, 1000):
             how = ("flip", "cut", "page", "old")[self._random.below(4)]
             store.probes.hit(f"store.read_{how}")

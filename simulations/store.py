@@ -15,12 +15,13 @@ import errno
 import logging
 from typing import TYPE_CHECKING, Final
 
-from protocol.digests import EPOCHS_PREFIX, FORMAT_KEY, PACKS_PREFIX, SNAPSHOTS_PREFIX
+from protocol.digests import EPOCHS_PREFIX, FORMAT_KEY, PACKS_PREFIX, SNAPSHOTS_PREFIX, manifest_key
 from protocol.errors import ObjectConflict, ObjectMissing, StoreError
 from protocol.ports import PutResult
 from protocol.storage import ensure_format
 from protocol.storage.filesystem import FilesystemStore
-from protocol.storage.repair import put_content, put_manifest
+from protocol.storage.repair import put_content, put_manifest, take_manifest_key
+from protocol.tombstones import tombstone
 from simulations.disk import SimulatedDisk
 from simulations.prng import stream
 from simulations.spoil import HOWS, LostDeletes, RottenReader, Spoiled, StaleListing, damaged
@@ -30,6 +31,7 @@ from simulations.world import MS, SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from coordinator.events import ForsakeManifest
     from protocol.ids import ClusterName
     from protocol.ports import ObjectStore
     from simulations.options import Options
@@ -212,8 +214,40 @@ class SimulatedStore:
             return StoreError(operation, key, "no answer", errno_name="ETIMEDOUT", definite=False)
         return None
 
-    def put(self, who: str, key: str, data: bytes, done: Callable[[StoreError | None], None]) -> None:
-        """Begin a put; `done` is called with the outcome. Whoever calls checks that it still lives."""
+    def forsake(self, who: str, order: ForsakeManifest, done: Callable[[bool, StoreError | None], None]) -> None:
+        """Begin to take the key of a sealed epoch's manifest; as `put`, and whether it is taken."""
+        taken = [False]
+
+        def take(store: ObjectStore, key: str, data: bytes) -> PutResult:
+            taken[0] = take_manifest_key(
+                store,
+                order.epoch,
+                cluster=order.request.cluster,
+                sealed=order.digest,
+                snapshots=dict(order.request.snapshots),
+            )
+            return PutResult.ALREADY_THERE
+
+        stone = tombstone(order.request.cluster, order.epoch, order.digest)
+        self.put(who, manifest_key(order.epoch), stone, lambda error: done(taken[0], error), take)
+
+    def put(
+        self,
+        who: str,
+        key: str,
+        data: bytes,
+        done: Callable[[StoreError | None], None],
+        work: Callable[[ObjectStore, str, bytes], PutResult] | None = None,
+    ) -> None:
+        """Begin a put; `done` is called with the outcome. Whoever calls checks that it still lives.
+
+        Args:
+            who: Puts.
+            key: Of the object.
+            data: Its bytes.
+            done: Called with what went wrong.
+            work: What is done in the end; None: the product's put of such an object.
+        """
         error = self.trouble(who, "put", key)
         if error is not None:
             self._world.after(self.delay(), self._random, done, error)
@@ -225,10 +259,10 @@ class SimulatedStore:
             if self._random.chance(1, 2):
                 self._probes.hit("store.put_after_timeout")
                 late = SECOND + self._random.below(4 * SECOND)
-                self._world.after(late, self._random, self._do_put, who, key, data, False, _nobody)  # noqa: FBT003 - of the queue
+                self._world.after(late, self._random, self._do_put, who, key, data, False, _nobody, work)  # noqa: FBT003 - of the queue
             return
         unheard = self.unheard and self._random.chance(self.unheard, 1000)
-        self._world.after(self.delay(), self._random, self._do_put, who, key, data, bool(unheard), done)
+        self._world.after(self.delay(), self._random, self._do_put, who, key, data, bool(unheard), done, work)
 
     def _do_put(
         self,
@@ -237,13 +271,14 @@ class SimulatedStore:
         data: bytes,
         unheard: bool,  # noqa: FBT001 - of the queue
         done: Callable[[StoreError | None], None],
+        work: Callable[[ObjectStore, str, bytes], PutResult] | None,
     ) -> None:
         self.puts += 1
         error: StoreError | None = None
         created = False
         spoiled = key in self.spoiled.meant and self.is_spoiled(key)
         try:
-            put = put_manifest if key.startswith(EPOCHS_PREFIX) else put_content
+            put = work or (put_manifest if key.startswith(EPOCHS_PREFIX) else put_content)
             created = put(self._deleting_store_of(who), key, data) is PutResult.CREATED
         except ObjectConflict as conflict:
             done(conflict)
@@ -360,13 +395,9 @@ class SimulatedStore:
 
     # --- faults -------------------------------------------------------------------------------------------------------
 
-    def rot(self, spared: frozenset[str]) -> bool:
-        """Spoil one of the objects that lie there.
-
-        Args:
-            spared: Keys of the last good copies, which nothing could bring back.
-        """
-        there = [key for key in self._seen if key not in spared]
+    def rot(self) -> bool:
+        """Spoil one of the objects that lie there."""
+        there = list(self._seen)
         random = self._rot_random
         return bool(there) and self.spoil(there[random.below(len(there))])
 

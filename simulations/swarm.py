@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Final
 
 from participant.packing import PIECE_BYTES
 from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
-from simulations.faults import DRIVERS_ONLY, KINDS, OUTSIDE_POINTS, POINTS, RECOVERY_POINTS, STUCK_AT
+from simulations.faults import (
+    DRIVERS_ONLY,
+    KINDS,
+    OUTSIDE_POINTS,
+    POINTS,
+    RECOVERY_POINTS,
+    SEALED_POINTS,
+    STUCK_AT,
+)
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
@@ -41,6 +49,7 @@ HEAVY: Final = (
     "partition-bridge",
     "partition-halves",
     "swizzle",
+    "store-rot-sealed",
     "log-install",
     "stop",
     "stop-coordinator",
@@ -52,6 +61,8 @@ HEAVY: Final = (
 )
 """Kinds after which little works for seconds: a world that is always down tests nothing."""
 HEAVY_MAX: Final = 3
+UNASKED_NS: Final = 10 * SECOND
+"""Phases with faults that are as long see a leader give up a sealed epoch by itself."""
 LIKELIHOODS: Final = (
     "disk-fsync",
     "duplicate",
@@ -303,9 +314,9 @@ def _operators_kinds(options: Options) -> list[str]:
 def points_of(options: Options) -> tuple[str, ...]:
     """Points at which processes of this world can be made to crash."""
     if not options.recovery:
-        return POINTS
+        return (*POINTS, *SEALED_POINTS)
     outside = OUTSIDE_POINTS if options.workload == "orders" and options.runtimes else ()
-    return (*POINTS, *RECOVERY_POINTS, *RECOVERY_POINTS, *outside, *outside)
+    return (*POINTS, *SEALED_POINTS, *RECOVERY_POINTS, *RECOVERY_POINTS, *outside, *outside)
 
 
 def _exists(kind: str, options: Options) -> bool:
@@ -327,7 +338,7 @@ def _exists(kind: str, options: Options) -> bool:
 def forced(options: Options, point: str) -> list[Fault]:
     """A crash at this point of the protocol, early, so that it is surely passed.
 
-    ``abort.*`` is passed in epochs that abort: an operator sees to it.
+    ``abort.*`` is passed in epochs that abort: an operator sees to it. A sealed epoch is forsaken when it is not to be saved.
     """
     random = stream(options.seed, "forced")
     at = random.between(SECOND // 4, max(SECOND // 2, options.faults_ns // 6))
@@ -335,6 +346,12 @@ def forced(options: Options, point: str) -> list[Fault]:
     if point.startswith("abort"):
         asked = [Fault(kind="abort", at_ns=at, point="order.sent", nth=nth) for nth in (1, 7, 19)]
         return [crash, *asked, *(Fault(kind="abort", at_ns=at, point="seal.before_propose", nth=nth) for nth in (1, 2))]
+    if point in SEALED_POINTS:
+        operator = "operator" if options.faults_ns < UNASKED_NS or random.chance(1, 2) else ""
+        return [
+            crash,
+            Fault(kind="store-rot-sealed", at_ns=at, for_ns=log_uniform(random, 20 * MS, SECOND), other=operator),
+        ]
     if not point.startswith(("journal.", "file.", "rollback.", "fence.", "restored.applied")):
         crash.nth = log_uniform(random, 1, 4)
     return [crash]
@@ -410,6 +427,9 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
     elif kind in LIKELIHOODS:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
+    elif kind == "store-rot-sealed":
+        fault.other, fault.nth = random.pick(("", "operator")), log_uniform(random, 1, 6)
+        fault.for_ns = log_uniform(random, 20 * MS, 2 * SECOND)
     elif kind == "epoch-spoilt":
         fault.who = who
         fault.at_ns = random.between(options.faults_ns // 2, options.faults_ns)

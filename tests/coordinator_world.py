@@ -34,8 +34,11 @@ from coordinator.events import (
     EpochUnreadable,
     FenceFailed,
     FenceRaised,
+    ForsakeManifest,
     LostLeadership,
     ManifestFailed,
+    ManifestForsaken,
+    ManifestRefused,
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
@@ -56,7 +59,7 @@ from coordinator.machine import Leader
 from coordinator.policy import PolicySettings
 from protocol.digests import digest, fence_key, manifest_key, snapshot_key
 from protocol.documents import encode_local_snapshot
-from protocol.errors import ObjectConflict, ObjectMissing
+from protocol.errors import ObjectConflict, ObjectMissing, StoreError
 from protocol.ids import ClusterName, Instant
 from protocol.keys import ClusterKeys
 from protocol.limits import LEASE_NS
@@ -86,6 +89,8 @@ from protocol.messages import (
     encode_control,
 )
 from protocol.storage.memory import MemoryStore
+from protocol.storage.repair import put_manifest, take_manifest_key
+from protocol.tombstones import decode_tombstone
 from protocol.topology import Topology
 
 if TYPE_CHECKING:
@@ -591,6 +596,8 @@ class World:
                     self.later(MS, lambda: participant.hung_up(effect.connection), lane=lane)
             case AssembleCut():
                 self.later(self.delay(), lambda: coordinator.feed(self._assemble(effect)))
+            case ForsakeManifest():
+                self.later(self.delay(), lambda: coordinator.feed(self._forsake_manifest(effect)))
             case StoreManifest():
                 self.later(self.delay(), lambda: coordinator.feed(self._store_manifest(effect)))
             case RaiseFence():
@@ -636,11 +643,28 @@ class World:
         known = self.manifest_bytes.setdefault(effect.epoch, effect.manifest)
         assert known == effect.manifest, f"two manifests of epoch {effect.epoch} (I9)"
         try:
-            self.store.put(manifest_key(effect.epoch), effect.manifest)
+            put_manifest(self.store, manifest_key(effect.epoch), effect.manifest)
         except ObjectConflict as error:
+            return ManifestRefused(epoch=effect.epoch, cause=str(error))
+        except StoreError as error:
             return ManifestFailed(epoch=effect.epoch, cause=str(error))
         self.note(("stored", effect.epoch))
         return ManifestStored(epoch=effect.epoch, digest=digest(effect.manifest))
+
+    def _forsake_manifest(self, effect: ForsakeManifest) -> Any:
+        if self.store_fails:
+            return ManifestFailed(epoch=effect.epoch, cause=self.store_fails)
+        taken = take_manifest_key(
+            self.store,
+            effect.epoch,
+            cluster=effect.request.cluster,
+            sealed=effect.digest,
+            snapshots=dict(effect.request.snapshots),
+        )
+        self.note(("forsaken" if taken else "found", effect.epoch))
+        if taken:
+            return ManifestForsaken(epoch=effect.epoch, digest=effect.digest)
+        return ManifestStored(epoch=effect.epoch, digest=effect.digest)
 
     def _raise_fence(self, effect: RaiseFence) -> Any:
         if self.fence_fails:
@@ -723,11 +747,15 @@ class World:
             allowed = {
                 None: ("started",),
                 "started": ("started", "sealed", "aborted"),
-                "sealed": ("sealed", "committed"),
+                "sealed": ("sealed", "committed", "aborted"),
                 "committed": ("committed",),
                 "aborted": ("aborted",),
             }
             assert record.state in allowed[before], f"epoch {number}: {before} -> {record.state} (I11)"
+            if before == "sealed" and record.state == "aborted":
+                assert decode_tombstone(self.store.get(manifest_key(number), size_max=1 << 20)), (
+                    "the store has not agreed"
+                )
             if before is None:
                 assert number == max(self.seen, default=0) + 1, "numbers only grow, by one (I10)"
             if record.state == "committed" and before != "committed":

@@ -47,6 +47,7 @@ def status(session: Session, *, fresh: bool, incarnations: bool) -> None:
         ("epochs committed", epochs.get("committed")),
         ("epochs aborted", epochs.get("aborted")),
         ("epochs open", listed(open_now) or "none"),
+        ("epochs stuck", "; ".join(f"{field(each, 'epoch')}: {field(each, 'why')}" for each in items(epochs, "stuck")) or None),
         ("policy", policy_line(field(document, "policy"))),
         ("version", field(document, "version")),
     ])  # fmt: skip

@@ -197,7 +197,7 @@ def trigger(session: Session, *, reason: str, wait: bool, name: str | None) -> N
 @click.option("--reason", default="operator", show_default=True, help="Why; kept with the epoch.")
 @looks_at_cluster
 def abort(session: Session, *, number: int | str, reason: str) -> None:
-    """Abort an open epoch. One that is sealed can't be aborted any more."""
+    """Abort an open epoch. One that is sealed can be aborted only while something keeps it from its commit."""
     if not isinstance(number, int):
         raise click.UsageError("`latest` and savepoints are committed epochs; name the number of an open one")
     document = session.client.call("POST", "epochs", number, "abort", body={"reason": reason})

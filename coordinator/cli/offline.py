@@ -17,7 +17,8 @@ from protocol.documents import decode_manifest, verify_signature
 from protocol.errors import ObjectMissing
 from protocol.limits import MANIFEST_BYTES_MAX
 from protocol.reading import EpochReader
-from protocol.verify import committed_epochs, verify_epoch
+from protocol.tombstones import is_forsaken
+from protocol.verify import committed_epochs, newest_epoch, verify_epoch
 
 if TYPE_CHECKING:
     from protocol.keys import ClusterKeys
@@ -79,19 +80,22 @@ def present(store: ObjectStore, number: int | str) -> int:
         raise not_in_a_store(str(number))
     if number == "latest":
         # The newest manifest that is *here*: good enough to look at, never to restore from (that, the ledger says).
-        known = committed_epochs(store)
-        if not known:
+        newest = newest_epoch(store)
+        if newest is None:
             raise Failure(Exit.NOT_FOUND, f"{store.url} holds no epoch", "is this the right store and cluster?")
-        return int(known[-1])
+        return int(newest)
     epoch = int(number)
     try:
         store.size(manifest_key(epoch))
+        there = not is_forsaken(store, epoch)
     except ObjectMissing:
+        there = False
+    if not there:
         known = committed_epochs(store)
         which = f"it holds {len(known)}, from {known[0]} to {known[-1]}" if known else "it holds none"
         raise Failure(
             Exit.NOT_FOUND, f"epoch {epoch} is not in {store.url}; {which}", "aborted epochs leave no manifest"
-        ) from None
+        )
     return epoch
 
 

@@ -234,8 +234,24 @@ class AbortCommand(CommandBase, frozen=True, kw_only=True, tag="abort"):
     waiting_count: Count = 0
 
 
+class ForsakeCommand(CommandBase, frozen=True, kw_only=True, tag="forsake"):
+    """End a sealed epoch without a manifest: the store has promised that it never gets one (`protocol.tombstones`)."""
+
+    kind: ClassVar[str] = "forsake"
+    command_version: ClassVar[int] = LATER_KINDS
+    v: int = LATER_KINDS
+    epoch: Positive
+    manifest: DigestText
+    """That was sealed."""
+    participant: Annotated[str, msgspec.Meta(max_length=63)] = ""
+    """Whose object is damaged or gone; "" where it is no single participant's."""
+    phase: Word
+    cause: Sentence
+    took_ns: Count = 0
+
+
 class SealCommand(CommandBase, frozen=True, kw_only=True, tag="seal"):
-    """The checked cut has this manifest; from here the epoch cannot be aborted."""
+    """The checked cut has this manifest; from here the epoch commits, or is forsaken, and nothing else can end it."""
 
     kind: ClassVar[str] = "seal"
     epoch: Positive
@@ -364,6 +380,7 @@ Command: TypeAlias = (
     | StartCommand
     | ReportsCommand
     | AbortCommand
+    | ForsakeCommand
     | SealCommand
     | CommitCommand
     | AdoptCommand

@@ -41,14 +41,15 @@ Results are JSON objects: ``{"ok": true, ...}`` or ``{"ok": false, "code": ..., 
 ``topology-unchanged``  the current topology is the wanted one
 ``no-members``          nobody is a member
 ``incomplete``          reports are missing
-``sealed``              the epoch is sealed and cannot be aborted, or was sealed with another manifest
-``not-sealed``          commit of an epoch that is not sealed
+``sealed``              the epoch is sealed and not to be aborted, or was sealed with another manifest
+``not-sealed``          an epoch that is not sealed is to be committed or forsaken
 ``earlier-open``        epochs are sealed and committed in order; ``epoch`` names the one that comes first
 ``chain-moved``         `previous` is not the manifest of the epoch sealed before
 ======================  ===============================================================================================
 
 Epochs are sealed and committed in the order of their numbers (I10), so that the chain of manifests has one order and
-`previous` is settled at the seal, whoever leads.
+`previous` is settled at the seal, whoever leads. A sealed epoch that is forsaken drops out of it: the next one to be sealed
+follows the one before, and one that was sealed already names a manifest that never was.
 """
 
 from __future__ import annotations
@@ -70,6 +71,7 @@ from coordinator.ledger.commands import (
     CommitCommand,
     ConfigureCommand,
     FenceCommand,
+    ForsakeCommand,
     FoundCommand,
     LeadCommand,
     LeaveCommand,
@@ -374,6 +376,8 @@ class Ledger(RollbackRules, SavepointRules):
                 return _yes(outcomes=[self._report(report, command) for report in command.reports])
             case AbortCommand():
                 return self._abort(command)
+            case ForsakeCommand():
+                return self._forsake(command)
             case SealCommand():
                 return self._seal(command)
             case CommitCommand():
@@ -753,7 +757,7 @@ class Ledger(RollbackRules, SavepointRules):
         if record is None:
             return self._no_epoch(command.epoch)
         if record.state in (SEALED, COMMITTED):
-            return _no("sealed", f"epoch {record.epoch} is {record.state}: it cannot be aborted", state=record.state)
+            return _no("sealed", f"epoch {record.epoch} is {record.state}: it is not aborted any more", state=record.state)
         if record.state == ABORTED:
             return _no("ended", f"epoch {record.epoch} is aborted already", state=record.state)
         why = AbortRecord(
@@ -765,6 +769,28 @@ class Ledger(RollbackRules, SavepointRules):
         )
         self._end_aborted(record, why, at=command.at, took_ns=command.took_ns)
         return _yes(epoch=record.epoch)
+
+    def _forsake(self, command: ForsakeCommand) -> Result:
+        record = self.state.epochs.get(command.epoch)
+        if record is None:
+            return self._no_epoch(command.epoch)
+        if record.state != SEALED:
+            code = "not-sealed" if record.state == STARTED else "ended"
+            return _no(code, f"epoch {record.epoch} is {record.state}", state=record.state)
+        if record.manifest != command.manifest:
+            return _no("sealed", f"epoch {record.epoch} is sealed with manifest {record.manifest}", state=record.state)
+        if self.state.sealed_manifest == record.manifest:
+            self.state.sealed_manifest = self._head_without(record.epoch)
+        why = AbortRecord(participant=command.participant, phase=command.phase, cause=command.cause)
+        self._end_aborted(record, why, at=command.at, took_ns=command.took_ns)
+        record.manifest = ""
+        return _yes(epoch=record.epoch)
+
+    def _head_without(self, epoch: int) -> str:
+        """Manifest of the newest epoch that is sealed or committed, this one not counted."""
+        sealed = [n for n in self._open if n != epoch and self.state.epochs[n].state == SEALED]
+        newest = self.state.epochs.get(sealed[-1] if sealed else self.state.committed)
+        return "" if newest is None else newest.manifest
 
     def _seal(self, command: SealCommand) -> Result:
         record = self.state.epochs.get(command.epoch)
@@ -824,7 +850,7 @@ class Ledger(RollbackRules, SavepointRules):
         return _no("unknown", f"there is no epoch {number}")
 
     def _end_aborted(self, record: EpochRecord, why: AbortRecord, *, at: int, took_ns: int) -> None:
-        assert record.state == STARTED
+        assert record.open
         record.state = ABORTED
         record.abort = why
         self.state.aborted_count += 1

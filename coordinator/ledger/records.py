@@ -169,7 +169,7 @@ class EpochRecord(msgspec.Struct, kw_only=True):
     previous: str = ""
     """From `SEALED` on: manifest of the epoch sealed before."""
     manifest: str = ""
-    """From `SEALED` on: digest of the manifest."""
+    """From `SEALED` on: digest of the manifest; "" again for one that was forsaken."""
     sealed_at: int = 0
     ended_at: int = 0
     took_ns: int = 0

@@ -273,7 +273,7 @@ class Api:
         return [
             self._participants_check(),
             _recovery_check(ledger, self._service.live),
-            _epochs_check(ledger),
+            _epochs_check(ledger, self._service.live),
             *_waiting_checks(self._waiting()),
         ]
 
@@ -389,7 +389,14 @@ def _waiting_checks(waiting: dict[str, Any] | None) -> list[dict[str, Any]]:
     return [_check("decisions", not waiting["count"], detail, "`cleancut effects list --in-doubt`")]
 
 
-def _epochs_check(ledger: Ledger) -> dict[str, Any]:
+def _epochs_check(ledger: Ledger, live: views.LiveView | None) -> dict[str, Any]:
+    for each in views.stuck(ledger, live, time.time_ns()):
+        hint = (
+            "a store that fails has to be mended; whose parts are damaged or gone is given up by itself after some seconds, "
+            f"and at once by `cleancut epoch abort {each['epoch']}`"
+        )
+        detail = f"epoch {each['epoch']} is sealed and cannot be committed: {each['why']}"
+        return _check("epochs", ok=False, detail=detail, hint=hint)
     newest, failures = ledger.newest_committed(), ledger.state.failures
     if newest is None:
         last = "no epochs yet" if ledger.state.epoch == 0 else "none has committed yet"

@@ -35,9 +35,12 @@ from coordinator.events import (
     EpochUnreadable,
     FenceFailed,
     FenceRaised,
+    ForsakeManifest,
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
+    ManifestForsaken,
+    ManifestRefused,
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
@@ -58,12 +61,12 @@ from coordinator.fences import read_epoch_from_store
 from coordinator.ledger import encode_command
 from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
 from protocol.digests import manifest_key
-from protocol.errors import ConfigError, LimitExceeded, Refused, SnapshotError, Unreachable
+from protocol.errors import ConfigError, LimitExceeded, ObjectConflict, Refused, SnapshotError, Unreachable
 from protocol.failpoints import fp, fp_store
 from protocol.ids import Epoch, Instant
 from protocol.limits import CONCURRENT_EPOCHS_MAX
 from protocol.messages import Register
-from protocol.storage.repair import put_manifest
+from protocol.storage.repair import put_manifest, take_manifest_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
@@ -104,6 +107,7 @@ _BEFORE_PROPOSE: Final = {
     "seal": "seal.before_propose",
     "commit": "commit.before_propose",
     "abort": "abort.before_propose",
+    "forsake": "forsake.before_propose",
     "rollback": "rollback.before_propose",
 }
 _APPLIED: Final = {
@@ -112,6 +116,7 @@ _APPLIED: Final = {
     "seal": "seal.applied",
     "commit": "commit.applied",
     "abort": "abort.applied",
+    "forsake": "forsake.applied",
     "rollback": "rollback.applied",
     "restored": "restored.applied",
 }
@@ -278,6 +283,8 @@ class Driver:
                 self._spawn(self._assemble(effect))
             case StoreManifest():
                 self._spawn(self._store_manifest(effect))
+            case ForsakeManifest():
+                self._spawn(self._forsake_manifest(effect))
             case RaiseFence():
                 self._spawn(self._raise_fence(effect))
             case ReadEpoch():
@@ -330,6 +337,11 @@ class Driver:
         begun = self._clock.now()
         try:
             await self.in_thread(lambda: self._store_now(order), threads=self._own_threads)
+        except ObjectConflict as error:
+            self.counts["store_failures"] += 1
+            log.warning("epoch %d: manifest refused: %s", order.epoch, error)
+            self.feed(ManifestRefused(epoch=order.epoch, cause=str(error)))
+            return
         except SnapshotError as error:
             cause = str(error)
         except TimeoutError:
@@ -340,6 +352,26 @@ class Driver:
             return
         self.counts["store_failures"] += 1
         log.warning("epoch %d: manifest not stored: %s", order.epoch, cause)
+        self.feed(ManifestFailed(epoch=order.epoch, cause=cause))
+
+    async def _forsake_manifest(self, order: ForsakeManifest) -> None:
+        begun = self._clock.now()
+        try:
+            taken = await self.in_thread(lambda: self._take_key_now(order), threads=self._own_threads)
+        except SnapshotError as error:
+            cause = str(error)
+        except TimeoutError:
+            cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
+        else:
+            if taken:
+                log.warning("epoch %d: was sealed and gets no manifest any more: forsaken", order.epoch)
+                self.feed(ManifestForsaken(epoch=order.epoch, digest=order.digest))
+            else:
+                took = self._clock.now() - begun
+                self.feed(ManifestStored(epoch=order.epoch, digest=order.digest, took_ns=took))
+            return
+        self.counts["store_failures"] += 1
+        log.warning("epoch %d: not forsaken: %s", order.epoch, cause)
         self.feed(ManifestFailed(epoch=order.epoch, cause=cause))
 
     async def _raise_fence(self, order: RaiseFence) -> None:
@@ -390,6 +422,20 @@ class Driver:
         fp_store("manifest.before_put", key)
         put_manifest(self._store, key, order.manifest)
         fp_store("manifest.after_put", key)
+
+    def _take_key_now(self, order: ForsakeManifest) -> bool:
+        """In a thread. Whether it is taken."""
+        key = manifest_key(Epoch(order.epoch))
+        fp_store("tombstone.before_put", key)
+        taken = take_manifest_key(
+            self._store,
+            order.epoch,
+            cluster=order.request.cluster,
+            sealed=order.digest,
+            snapshots=dict(order.request.snapshots),
+        )
+        fp_store("tombstone.after_put", key)
+        return taken
 
     async def in_thread(
         self,
@@ -464,7 +510,7 @@ class Driver:
         return await self.ask(lambda request: EpochTriggered(request=request, reason=reason), REQUEST_SECONDS_MAX)
 
     async def abort_epoch(self, epoch: int, reason: str) -> Result:
-        """End an epoch that is not sealed."""
+        """End an epoch that is not sealed, or one that is and cannot be committed."""
         return await self.ask(
             lambda request: AbortRequested(request=request, epoch=epoch, reason=reason), REQUEST_SECONDS_MAX
         )

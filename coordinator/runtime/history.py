@@ -20,6 +20,7 @@ from coordinator.ledger import (
     CommitCommand,
     ConfigureCommand,
     FenceCommand,
+    ForsakeCommand,
     FoundCommand,
     LeadCommand,
     LeaveCommand,
@@ -118,7 +119,7 @@ class Historian:
             case ReportsCommand():
                 for details in _by_epoch(result.get("outcomes", [])):
                     yield "epoch-reported", details
-            case AbortCommand():
+            case AbortCommand() | ForsakeCommand():
                 yield "epoch-aborted", self._aborted(command.epoch)
             case SealCommand():
                 if result.get("outcome") == "sealed":

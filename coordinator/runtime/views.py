@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from coordinator.blame import phase_steps
+from coordinator.ledger.records import SEALED
 from coordinator.progress import FIRST_PHASE
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from coordinator.ledger import EpochRecord, Ledger, MemberRecord, OriginRecord, ParticipantRecord, RollbackRecord
 
 NS_PER_MS = 1_000_000
+STUCK_AFTER_SECONDS = 15
+"""From its seal on an epoch takes less, also where another leader has to take over and finds that it cannot finish it."""
 CHANNELS_LISTED_MAX = 20_000
 """Channels that one answer lists: a thousand members have a million, which would stall the coordinator for seconds."""
 
@@ -39,6 +42,10 @@ class LiveView(Protocol):
 
     def connected(self, session: int) -> bool:
         """Whether the session has a control connection here."""
+        ...
+
+    def trouble(self, epoch: int) -> str:
+        """What holds up an open epoch; "" while all goes well."""
         ...
 
     def recovery(self) -> tuple[str, str]:
@@ -219,7 +226,25 @@ def topology(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def counts(ledger: Ledger) -> dict[str, Any]:
+def stuck(ledger: Ledger, live: LiveView | None, wall: int) -> list[dict[str, Any]]:
+    """Sealed epochs that do not come to their commit: no other epoch starts, and nothing is rolled back, before they end.
+
+    What the leader knows, or, elsewhere, those that were sealed long before `wall`, nanoseconds since 1970.
+    """
+    found = []
+    for record in ledger.open_epochs():
+        if record.state != SEALED:
+            continue
+        seconds = max(0, wall - record.sealed_at) // 1_000_000_000
+        why = live.trouble(record.epoch) if live is not None else ""
+        if not why and seconds >= STUCK_AFTER_SECONDS:
+            why = f"it was sealed {seconds} s ago"
+        if why:
+            found.append({"epoch": record.epoch, "why": why})
+    return found
+
+
+def counts(ledger: Ledger, live: LiveView | None = None, wall: int = 0) -> dict[str, Any]:
     """Epochs in numbers."""
     state = ledger.state
     return {
@@ -229,6 +254,7 @@ def counts(ledger: Ledger) -> dict[str, Any]:
         "aborted": state.aborted_count,
         "failures_in_a_row": state.failures,
         "open": [record.epoch for record in ledger.open_epochs()],
+        "stuck": stuck(ledger, live, wall),
     }
 
 
@@ -317,7 +343,7 @@ def status(
         "fork_of": None if state.origin is None else fork_of(state.origin),
         "recovery": recovery(ledger, live),
         "topology": state.topology.version,
-        "epochs": counts(ledger),
+        "epochs": counts(ledger, live),
         "participants": {"count": len(known), "up": up, "members": len(state.topology.members)},
         "policy": ledger.policy.document(),
         "struggling": is_struggling(ledger.policy, state.failures),

@@ -54,7 +54,8 @@ _HINT_OF: Final = {
     "incarnation-changed": "another rollback has just begun: `cleancut status --incarnations`",
     "membership-changed": "participants come or go: try again in a moment",
     "corrupt": "name an older epoch; `cleancut epoch verify N` says what is damaged",
-    "sealed": "a sealed epoch commits; it cannot be aborted",
+    "sealed": "a sealed epoch commits; it can be aborted only while something keeps it from that",
+    "store": "see what the store has: `cleancut doctor`; the epoch goes on by itself when it works again",
     "name-taken": "take another name, or take this one back first: `cleancut epoch unpin NAME`",
     "full": "take names back that nobody needs: `cleancut epoch unpin NAME`",
 }
@@ -105,7 +106,7 @@ class Writes:
             )
 
     async def abort(self, request: web.Request) -> web.Response:
-        """End an epoch that is not sealed."""
+        """End an epoch that is not sealed, or one that is and cannot be committed."""
         if not self._service.leads:
             return await self._service.forward.pass_on(request)
         body = await read_object(request, {"reason": str})

@@ -5,6 +5,8 @@ of an epoch only one manifest is ever sealed. So other bytes under such a key ar
 rotted, a block that came back old. A create-only put would be refused for ever, and with it every epoch whose state has
 not changed since. What is whole and merely somebody else's stays, and is a conflict as before.
 
+`take_manifest_key` is the opposite of the latter: it sees to it that a sealed epoch never gets its manifest.
+
 It makes way in one step. Were it removed first, somebody else could have mended it, and an epoch that names it could be
 committed, just before: a crash behind the removal would then take an object away that has to stay (P2).
 """
@@ -14,14 +16,16 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from protocol.digests import digest, pack_key, snapshot_key
+from protocol.digests import digest, manifest_key, pack_key, snapshot_key
 from protocol.errors import ObjectConflict, ObjectCorrupt, ObjectMissing, UnsupportedVersion
 from protocol.limits import MANIFEST_BYTES_MAX
 from protocol.ports import PutResult
+from protocol.tombstones import decode_tombstone, tombstone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from protocol.manifest import Manifest
     from protocol.ports import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -42,10 +46,57 @@ def put_manifest(store: ObjectStore, key: str, data: bytes) -> PutResult:
 
     Raises:
         ObjectConflict: A whole manifest of other members lies there: the store is another cluster's, or of an earlier one of
-            this name.
+            this name. Or the epoch was forsaken (`take_manifest_key`).
         StoreError: As `ObjectStore.put`.
     """
     return _put(store, key, data, lambda found: _manifest_damaged(found, data))
+
+
+def take_manifest_key(
+    store: ObjectStore, epoch: int, *, cluster: str, sealed: str, snapshots: Mapping[str, str]
+) -> bool:
+    """Take the key of a sealed epoch's manifest for good, unless the manifest lies there.
+
+    The store decides, once: puts are create-only, so of this one and a put of the manifest by whoever still has its bytes,
+    now or in a week, one is refused.
+
+    Args:
+        store: The cluster's.
+        epoch: Sealed, and not known to be committed.
+        cluster: Its name.
+        sealed: Digest of its manifest.
+        snapshots: Participant -> digest of its local snapshot; tells a damaged manifest of this epoch from another's.
+
+    Returns:
+        True: no manifest of it will ever lie there. False: the very one that was sealed does, durably.
+
+    Raises:
+        StoreError: Nothing is certain; another attempt may succeed.
+    """
+    key = manifest_key(epoch)
+    stone = tombstone(cluster, epoch, sealed)
+    try:
+        store.put(key, stone)
+    except ObjectConflict:
+        pass
+    else:
+        return True
+    try:
+        found = store.get(key, size_max=MANIFEST_BYTES_MAX)
+    except ObjectCorrupt:
+        found = b""  # larger than a manifest may be
+        if store.size(key) <= MANIFEST_BYTES_MAX:
+            raise
+    else:
+        # A read that went wrong must not cost a manifest that is there: these very bytes are, or this is a conflict.
+        store.put(key, found)
+    if digest(found) == sealed:
+        return False
+    if _may_be_replaced(found, epoch, lambda theirs: {m.participant: m.snapshot for m in theirs.members} == snapshots):
+        log.warning("%s is damaged and cannot be mended: the epoch is forsaken", key)
+        store.replace(key, stone)
+        store.put(key, stone)
+    return True
 
 
 def _put(store: ObjectStore, key: str, data: bytes, damaged: Callable[[bytes], bool]) -> PutResult:
@@ -58,6 +109,11 @@ def _put(store: ObjectStore, key: str, data: bytes, damaged: Callable[[bytes], b
             return store.put(key, data)  # somebody else repairs it at this moment
         except ObjectCorrupt:
             found = b""  # larger than anything that may lie there
+        stone = decode_tombstone(found)
+        if stone is not None and key == manifest_key(stone.epoch):
+            raise ObjectConflict(
+                "put", key, f"epoch {stone.epoch} was forsaken: it gets no manifest any more"
+            ) from None
         if not damaged(found):
             raise
         log.warning("%s is damaged (%s, %d bytes): written anew", key, digest(found)[:19], len(found))
@@ -74,15 +130,24 @@ def _is_named(data: bytes, key: str) -> bool:
 def _manifest_damaged(found: bytes, wanted: bytes) -> bool:
     """Whether these bytes are no whole manifest of somebody else for the same epoch."""
     # Here: manifests are rarely in the way, and their module is not small.
-    from protocol.documents import decode_manifest, merkle_root
+    from protocol.documents import decode_manifest
 
     ours = decode_manifest(wanted)
+    return _may_be_replaced(found, ours.epoch, lambda theirs: theirs.members == ours.members)
+
+
+def _may_be_replaced(found: bytes, epoch: int, ours: Callable[[Manifest], bool]) -> bool:
+    from protocol.documents import decode_manifest, merkle_root
+
+    stone = decode_tombstone(found)
+    if stone is not None:
+        return stone.epoch != epoch
     try:
         theirs = decode_manifest(found)
     except ObjectCorrupt:
         return True
     except UnsupportedVersion:
         return False
-    if theirs.epoch != ours.epoch:
+    if theirs.epoch != epoch:
         return True  # an older block: no writer puts it under this key
-    return theirs.members == ours.members or theirs.merkle_root != merkle_root(theirs.members, theirs.channels)
+    return ours(theirs) or theirs.merkle_root != merkle_root(theirs.members, theirs.channels)

@@ -10,6 +10,7 @@ from protocol.digests import manifest_key
 from protocol.documents import decode_manifest
 from protocol.limits import MANIFEST_BYTES_MAX
 from protocol.reading import EpochReader
+from protocol.tombstones import is_forsaken
 from protocol.verify import verify_epoch
 from simulations.demo.agents import START_CENTS
 
@@ -45,7 +46,8 @@ class EpochSums(msgspec.Struct, kw_only=True):
 
 def committed_epochs(store: ObjectStore) -> list[int]:
     """Epochs that have a manifest, ascending."""
-    return sorted(int(key.removeprefix("epochs/").removesuffix(".json")) for key in store.list("epochs/"))
+    numbers = sorted(int(key.removeprefix("epochs/").removesuffix(".json")) for key in store.list("epochs/"))
+    return [number for number in numbers if not is_forsaken(store, number)]
 
 
 def read_manifest(store: ObjectStore, epoch: int) -> Manifest:

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from protocol.digests import EPOCHS_PREFIX, epoch_of_key
 from protocol.documents import decode_manifest
 from protocol.errors import StoreError
+from protocol.tombstones import decode_tombstone
 from simulations.oracles.channel_states import check_channel_states
 from simulations.oracles.conservation import check_conservation
 from simulations.oracles.durability import VERIFIED_EVERY, check_durable, check_verified
@@ -69,6 +70,9 @@ class Oracles:
             return
         epoch = epoch_of_key(key)
         if epoch is None:
+            return
+        if decode_tombstone(data) is not None:
+            self.history.tombstone_visible(int(epoch))
             return
         self.judged += 1
         self.history.manifest_visible(int(epoch), data)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.digests import digest, manifest_key
+from protocol.tombstones import decode_tombstone
 from protocol.topology import Topology
 from simulations.oracles.membership import StartedWith
 from simulations.violations import Violation
@@ -48,6 +49,8 @@ class EpochHistory:
         """Newest that an incarnation has committed, or has begun from."""
         self.given_up: dict[int, None] = {}
         """Committed epochs behind which a rollback went: nothing of them comes back."""
+        self.forsaken: dict[int, None] = {}
+        """Sealed ones that ended without a manifest."""
         self.commits = 0
         self.aborts = 0
         self._done: set[tuple[str, int]] = set()
@@ -80,6 +83,8 @@ class EpochHistory:
             raise Violation("I20", f"entry {index}, {command['kind']} of term {term}, has an effect; {self.term} leads")
         if command["kind"] == "lead":
             self.term = term
+        if command["kind"] == "forsake":
+            self._forsaken(coordinator, int(command["epoch"]))
         if command["kind"] in {"start", "seal", "commit", "abort"}:
             self._epoch_changed(coordinator, int(command.get("epoch") or result["epoch"]))
         if command["kind"] == "reports":
@@ -117,6 +122,45 @@ class EpochHistory:
         if epoch > newest or any(manifest_key(number) not in spoiled for number in passed_over):
             raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}; {newest} is committed")
         self._cluster.probes.hit("restore.older_epoch")
+
+    def _forsaken(self, coordinator: CoordinatorLife, number: int) -> None:
+        """A sealed epoch ends without a manifest: only what the store has agreed to, for good."""
+        record = coordinator.ledger.epoch(number)
+        if self.states.get(number) != "sealed" or record is None or record.state != "aborted":
+            raise Violation("I11", f"epoch {number} is {self.states.get(number)} and forsaken")
+        store, key = self._cluster.store, manifest_key(number)
+        if key not in store.spoiled.meant:
+            there = store.durable(key)
+            if number in self.manifests:
+                raise Violation("I11", f"epoch {number} is forsaken, and its manifest has been visible")
+            if there is None or decode_tombstone(there) is None:
+                raise Violation("I12", f"epoch {number} is forsaken, and its manifest can still come")
+        why = record.abort
+        if why is None or not (why.cause and why.phase):
+            raise Violation("P4", f"epoch {number} is forsaken without phase and cause")
+        if why.phase == "manifest" and number not in self._cluster.rotten_reads and "forsaken" not in why.cause:
+            raise Violation("P4", f"epoch {number} is forsaken although all that was read is right: {why.cause}")
+        self.states[number] = "aborted"
+        self.forsaken[number] = None
+        self.aborts += 1
+        self.ended_at[number] = self._cluster.world.now
+        self._cluster.probes.hit("epoch.forsaken")
+
+    def tombstone_visible(self, number: int) -> None:
+        """The key of an epoch's manifest is taken."""
+        if self.states.get(number) != "sealed":
+            raise Violation("I11", f"the key of epoch {number} is taken; it is {self.states.get(number)}")
+
+    def check_forsaken(self) -> None:
+        """At the end: no forsaken epoch has a manifest after all.
+
+        Raises:
+            Violation: I11.
+        """
+        for number in self.forsaken:
+            data = self._cluster.store.visible(manifest_key(number))
+            if data is not None and digest(data) == self.sealed[number]:
+                raise Violation("I11", f"epoch {number} was forsaken and has a manifest")
 
     def check_replicas(self) -> None:
         """At the end: replicas that have applied the same entries are the same.
@@ -195,6 +239,8 @@ class EpochHistory:
         sealed = self.sealed.get(number)
         if sealed is None:
             raise Violation("I9", f"the manifest of epoch {number} is visible and no entry has sealed it")
+        if number in self.forsaken:
+            raise Violation("I11", f"the manifest of epoch {number} is visible, which was forsaken")
         if sealed != digest(data):
             raise Violation("I9", f"epoch {number} is sealed with {sealed}, its manifest is {digest(data)}")
 

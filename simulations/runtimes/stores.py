@@ -63,9 +63,10 @@ class ProcessStore:
         """See `ObjectStore`."""
         self._trouble("get", key)
         reader = self._cluster.store.reader()
-        data = reader.get(key, size_max=size_max)
-        self.rotten += reader.rotten
-        return data
+        try:
+            return reader.get(key, size_max=size_max)
+        finally:
+            self.rotten += reader.rotten
 
     def get_range(self, key: str, offset: int, length: int) -> bytes:
         """See `ObjectStore`."""

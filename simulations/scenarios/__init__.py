@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from simulations.cluster import SimulatedCluster
-from simulations.faults import POINTS, Injector
+from simulations.faults import POINTS, SEALED_POINTS, Injector
 from simulations.options import Fault, Options, Run
 from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
 from simulations.oracles.rot import check_rot
@@ -224,6 +224,26 @@ SCENARIOS: Final[dict[str, Scenario]] = {
             ),
         ),
         check=checks.rotten_uploads,
+    ),
+    "sealed": Scenario(
+        what="A leader dies between seal and manifest, and a part of that epoch rots: it is given up, whoever waits goes on.",
+        runs=tuple(
+            Run(
+                options=_options(95 + index, interval_ns=400 * MS, disk=disk, faults_ns=14 * SECOND),
+                faults=[
+                    Fault(kind="store-rot-sealed", at_ns=3 * SECOND, for_ns=SECOND, other=operator),
+                    *([Fault(kind="crash-at", at_ns=3 * SECOND, for_ns=SECOND, point=point)] if point else []),
+                ],
+            )
+            for index, (operator, disk, point) in enumerate(
+                (
+                    ("", False, ""),
+                    ("operator", True, ""),
+                    *(("operator", False, point) for point in SEALED_POINTS),
+                )
+            )
+        ),
+        check=checks.forsaken,
     ),
 }
 """By the names of the scenarios' page."""

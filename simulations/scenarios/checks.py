@@ -245,3 +245,16 @@ def rotten_uploads(cluster: SimulatedCluster, injector: Injector) -> None:
     demand(len(after) >= 3, "later epochs are held up")
     late = [record for record in in_state(cluster, "committed") if record.epoch > aborted[-1].epoch]
     demand(len(late) >= 3, f"{len(late)} epochs commit after the last that was spoiled")
+
+
+def forsaken(cluster: SimulatedCluster, injector: Injector) -> None:
+    """A sealed epoch that cannot be finished ends with a cause, in seconds, and holds up no later one (P4)."""
+    history = cluster.oracles.history
+    demand(injector.fired.get("store-rot-sealed", 0) == 1, "no part of a sealed epoch was spoiled")
+    demand(len(history.forsaken) == 1, f"forsaken: {list(history.forsaken)}")
+    (number,) = history.forsaken
+    (record,) = [each for each in in_state(cluster, "aborted") if each.epoch == number]
+    assert record.abort is not None
+    demand("snapshots/" in record.abort.cause or "forsaken" in record.abort.cause, f"no object: {record.abort.cause}")
+    later = [each for each in in_state(cluster, "committed") if each.epoch > number]
+    demand(len(later) >= 3, f"{len(later)} epochs commit after the one that was given up")

@@ -10,6 +10,7 @@ from coordinator.ledger import (
     AbortCommand,
     CommitCommand,
     ConfigureCommand,
+    ForsakeCommand,
     LeadCommand,
     LeaveCommand,
     Ledger,
@@ -70,6 +71,7 @@ def commands():
         ),
         of(MarkLostCommand, session=SMALL, cause=st.just("silent")),
         of(LeaveCommand, session=SMALL),
+        of(ForsakeCommand, epoch=SMALL, manifest=DIGESTS, phase=st.just("manifest"), cause=st.just("x")),
         of(AbortCommand, epoch=SMALL, phase=st.sampled_from(["record", "operator"]), cause=st.just("x")),
     )
     return st.one_of(*often, *often, *often, *seldom)

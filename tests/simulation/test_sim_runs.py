@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from simulations.faults import OUTSIDE_POINTS, POINTS, RECOVERY_POINTS
+from simulations.faults import OUTSIDE_POINTS, POINTS, RECOVERY_POINTS, SEALED_POINTS
 from simulations.options import decode_run, encode_run
 from simulations.run import run
 from simulations.swarm import draw_faults, draw_run
@@ -48,7 +48,7 @@ def test_one_seed_in_twenty_has_no_fault_and_three_have_exactly_one_kind():
 
 def test_as_many_seeds_in_a_row_as_there_are_points_force_a_crash_at_nearly_each_of_them():
     """Those that have no fault, or one kind only, force none: the next ones of the same remainder do."""
-    every = {*POINTS, *RECOVERY_POINTS}
+    every = {*POINTS, *SEALED_POINTS, *RECOVERY_POINTS}
     forced = {fault.point for seed in range(16 * len(every)) for fault in forced_of(seed)}
     assert forced - {*OUTSIDE_POINTS} == every
 

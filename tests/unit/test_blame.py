@@ -165,7 +165,7 @@ def test_epoch_that_outlived_its_leader_says_so():
     epoch.members["a"].snapshot = "b3:x"
     epoch.reported_count = 1
     sentences = why(epoch)["sentences"]
-    assert "It is sealed: it cannot be aborted any more; its manifest is not committed yet." in sentences
+    assert "It is sealed: its manifest is being stored, then it is committed." in sentences
     assert "Leadership changed while it was open: terms 3, 4." in sentences
 
 

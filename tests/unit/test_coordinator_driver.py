@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+import msgspec
 import pytest
 
 from coordinator.assembler import AssemblyRequest
@@ -17,9 +18,12 @@ from coordinator.events import (
     CommandRefused,
     CutRefused,
     EpochTriggered,
+    ForsakeManifest,
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
+    ManifestForsaken,
+    ManifestRefused,
     ManifestStored,
     MessageArrived,
     PolicyChanged,
@@ -34,10 +38,13 @@ from coordinator.policy import PolicySettings
 from coordinator.runtime import driver as driver_module
 from coordinator.runtime.driver import Clock, Driver
 from protocol.digests import digest, manifest_key
+from protocol.documents import sign_manifest
 from protocol.errors import Refused, StoreError, Unreachable
 from protocol.keys import ClusterKeys
+from protocol.manifest import Manifest, ManifestMember
 from protocol.messages import Register
 from protocol.storage import MemoryStore
+from protocol.tombstones import decode_tombstone
 
 KEYS = ClusterKeys.from_secret(bytes(range(32)))
 COMMAND = LeadCommand(id=("c1.x", 1), term=1, coordinator="c1")
@@ -181,6 +188,54 @@ async def test_a_manifest_is_stored_and_again_is_a_success(made):
     made.machine.events.clear()
     made.driver.feed(TimerFired())
     await made.machine.wait_event(ManifestStored)
+
+
+async def test_a_manifest_in_whose_place_something_whole_lies_is_refused_for_good(made):
+    member = ManifestMember(participant="z", session=1, snapshot=digest(b"z"), agents=())
+    whole = Manifest(
+        cluster="shop",
+        epoch=4,
+        incarnation=1,
+        topology=1,
+        started_at=1,
+        policy="",
+        previous="",
+        members=(member,),
+        channels=(),
+        packs=(),
+        merkle_root="",
+    )
+    mine = msgspec.structs.replace(whole, members=(msgspec.structs.replace(member, snapshot=digest(b"y")),))
+    data = sign_manifest(mine, KEYS)
+    made.store.put(manifest_key(4), sign_manifest(whole, KEYS))
+    made.machine.answers[TimerFired] = lambda _: [StoreManifest(epoch=4, manifest=data, digest=digest(data))]
+    made.driver.feed(TimerFired())
+    assert "other bytes" in (await made.machine.wait_event(ManifestRefused)).cause
+
+
+async def test_a_key_is_taken_and_a_manifest_that_was_there_first_is_stored(made):
+    request = AssemblyRequest(
+        cluster="shop",
+        epoch=4,
+        incarnation=1,
+        started_at=0,
+        policy="",
+        previous="",
+        topology=1,
+        members=(),
+        snapshots=(),
+    )
+    order = ForsakeManifest(epoch=4, digest=digest(b"manifest"), request=request)
+    made.machine.answers[TimerFired] = lambda _: [order]
+    made.driver.feed(TimerFired())
+    assert (await made.machine.wait_event(ManifestForsaken)).digest == order.digest
+    assert decode_tombstone(made.store.get(manifest_key(4), size_max=1000)).forsaken == order.digest
+    made.store.replace_for_test(manifest_key(4), b"manifest")
+    made.driver.feed(TimerFired())
+    assert (await made.machine.wait_event(ManifestStored)).digest == order.digest
+    made.store.fail_next_put(StoreError("put", manifest_key(4), "no space left on device", errno_name="ENOSPC"))
+    made.driver.feed(TimerFired())
+    assert "ENOSPC" in (await made.machine.wait_event(ManifestFailed)).cause
 
 
 async def test_a_store_that_fails_is_told_with_its_errno():

@@ -16,6 +16,8 @@ from coordinator.events import (
     LeaderKnown,
     LostLeadership,
     ManifestFailed,
+    ManifestForsaken,
+    ManifestRefused,
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
@@ -244,7 +246,9 @@ def test_store_that_fails_after_the_seal_is_tried_until_it_heals_and_nothing_is_
     assert world.participants["a"].ends == {}
     assert "EIO" in " ".join(world.leader.machine.why(1, Instant(world.now))["sentences"])
     request = world.abort(1)
-    assert world.answers[request]["code"] == "sealed"
+    world.run(3)
+    assert world.answers[request]["code"] == "store", "the store has to agree, and it does not answer"
+    assert world.state_of(1) == "sealed"
     request = world.trigger()
     assert world.answers[request]["code"] == "epoch-open"
     world.store_fails = ""
@@ -875,6 +879,8 @@ def test_object_of_a_sealed_epoch_that_rots_is_trouble_and_not_an_abort():
         SnapshotsUnreadable(epoch=9, participant="a", cause="x"),
         ManifestStored(epoch=9, digest=digest(b"")),
         ManifestFailed(epoch=9, cause="x"),
+        ManifestRefused(epoch=9, cause="x"),
+        ManifestForsaken(epoch=9, digest=digest(b"")),
         CommandApplied(id=("somebody", 1), result={"ok": True}),
         CommandRefused(id=("somebody", 1)),
         CommandAmbiguous(id=("c1.1", 999)),

@@ -5,7 +5,16 @@ import pytest
 from protocol.failpoints import POINTS as REAL_POINTS
 from simulations.catalog import WANTED_PROBES
 from simulations.cluster import SimulatedCluster
-from simulations.faults import DRIVERS_ONLY, KINDS, NOT_IN_WORLDS, OUTSIDE_POINTS, POINTS, RECOVERY_POINTS, Injector
+from simulations.faults import (
+    DRIVERS_ONLY,
+    KINDS,
+    NOT_IN_WORLDS,
+    OUTSIDE_POINTS,
+    POINTS,
+    RECOVERY_POINTS,
+    SEALED_POINTS,
+    Injector,
+)
 from simulations.options import Fault, Options
 from simulations.trace import Trace
 from simulations.world import SECOND
@@ -90,7 +99,7 @@ def test_a_replica_that_was_away_gets_a_snapshot_and_agrees_with_the_others():
 
 
 def test_points_are_those_of_the_product():
-    assert {*POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS} == {
+    assert {*POINTS, *SEALED_POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS} == {
         each for each in REAL_POINTS if not each.startswith(NOT_IN_WORLDS)
     }
     assert len(POINTS) == len(set(POINTS))
@@ -98,4 +107,4 @@ def test_points_are_those_of_the_product():
 
 def test_a_sweep_wants_every_kind_and_a_crash_at_every_point():
     assert {f"fault.{kind}" for kind in KINDS if kind not in DRIVERS_ONLY} <= set(WANTED_PROBES)
-    assert {f"fault.crash-at {point}" for point in POINTS} <= set(WANTED_PROBES)
+    assert {f"fault.crash-at {point}" for point in (*POINTS, *SEALED_POINTS)} <= set(WANTED_PROBES)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.digests import digest, pack_key, snapshot_key
+from protocol.digests import digest, pack_key
 from protocol.errors import ObjectMissing, StoreError
 from protocol.ids import ClusterName
 from simulations.options import Options
@@ -46,7 +46,7 @@ def test_a_spoiled_object_is_known_as_it_was_meant_and_read_as_it_is(disk):
         where = Put(disk=disk, seed=seed)
         key, answers = where.put(DATA)
         assert answers == [None]
-        assert where.store.rot(frozenset())
+        assert where.store.rot()
         assert where.store.is_spoiled(key)
         assert where.store.meant.get(key, size_max=1 << 20) == DATA
         assert where.store.image().get(key, size_max=1 << 20) == DATA
@@ -64,17 +64,10 @@ def test_the_right_bytes_put_again_mend_what_was_spoiled(disk):
     for seed in range(12):
         where = Put(disk=disk, seed=seed)
         key, _ = where.put(DATA)
-        where.store.rot(frozenset())
+        where.store.rot()
         assert where.put(DATA)[1] == [None]
         assert not where.store.is_spoiled(key)
         assert where.store.objects.get(key, size_max=1 << 20) == DATA
-
-
-def test_objects_that_are_spared_are_not_spoiled():
-    where = Put()
-    key, _ = where.put(DATA, name=snapshot_key)
-    assert not where.store.rot(frozenset({key}))
-    assert not where.store.is_spoiled(key)
 
 
 def test_a_listing_that_is_behind_knows_older_objects_only():
