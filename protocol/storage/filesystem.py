@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _STEP_BYTES: Final = MIB
 """Written, read and compared in steps of this size."""
+_AHEAD_BYTES: Final = MIB
+"""What follows a large range is asked of the disk already: whoever reads a pack from one end to the other opens it for each
+range, so the kernel does not see by itself that he goes on."""
 _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 """What link() says on file systems without hard links (FAT, some FUSE and network ones)."""
 _NOT_A_FOLDER: Final = frozenset({errno.ELOOP, errno.ENOTDIR})
@@ -118,7 +121,12 @@ class FilesystemStore:
             # Before any memory is taken for it: the length may come from a hostile index.
             if offset + length > size:
                 raise ObjectCorrupt("get", key, f"{size} bytes; {length} from {offset} were expected")
-            return self._read(key, descriptor, offset, length)
+            data = self._read(key, descriptor, offset, length)
+            rest = min(size - offset - length, _AHEAD_BYTES)
+            if rest and length >= _AHEAD_BYTES // 4:
+                with suppress(OSError):
+                    self._system.expect(descriptor, offset + length, rest)
+            return data
 
     def size(self, key: str) -> int:
         """Bytes of an object."""

@@ -43,6 +43,11 @@ class SystemCalls:
         """Bytes at an offset, maybe fewer than asked; none at the end."""
         return os.pread(descriptor, length, offset)
 
+    def expect(self, descriptor: int, offset: int, length: int) -> None:
+        """Say that these bytes will be read soon, so that they are on their way from the disk meanwhile."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+
     def sync(self, descriptor: int) -> None:
         """Make a file or a folder durable. A failure is final for this descriptor."""
         os.fsync(descriptor)
