@@ -280,7 +280,6 @@ Event: TypeAlias = (
     | ParticipantConnected
     | MessageArrived
     | Disconnected
-    | Probed
     | CutAssembled
     | CutRefused
     | SnapshotsUnreadable
@@ -325,15 +324,6 @@ class CloseConnection:
 
     connection: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
-    """Connect to the address under which a participant takes its peers' connections, say nothing, and hang up."""
-
-    session: int
-    """Of the participant."""
-    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

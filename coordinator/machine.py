@@ -46,7 +46,6 @@ from coordinator.events import (
     ParticipantConnected,
     PinRequested,
     PolicyChanged,
-    Probed,
     RestoreRequested,
     SetTimer,
     SnapshotsUnreadable,
@@ -501,7 +500,6 @@ class Leader:
         for session in self._registry.take_waiting(now):
             self._brief(session, now)
         self._registry.look_for_silent(now)
-        self._registry.keep_probing(now)
         self._keeper.keep(now)
         self._recovery.keep(now)
         self._registry.keep_topology(now)

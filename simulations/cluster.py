@@ -49,8 +49,6 @@ GIVEN_UP_NS: Final = 8 * SECOND
 """In the healed world, until those are back that an operator gives up."""
 KILLED_TWIN_NS: Final = 3 * SECOND
 QUEUED_ORDERS: Final = 6
-WRONG_REFUSALS: Final = 12
-"""One probe in so many is refused although the process is there, while there are faults."""
 HEALED_START_NS: Final = 100 * MS
 """Until those that are down when all is healed start again."""
 

@@ -31,8 +31,6 @@ from coordinator.events import (
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
-    Probe,
-    Probed,
     Propose,
     RaiseFence,
     ReadEpoch,
@@ -50,7 +48,6 @@ from protocol.digests import fence_key, manifest_key
 from protocol.errors import ObjectConflict
 from protocol.ids import Epoch, Instant
 from protocol.messages import Register, decode_to_coordinator, encode_control
-from simulations.mutants import on
 from simulations.oracles.rot import check_noticed
 from simulations.prng import stream
 from simulations.world import Process, Timer
@@ -274,8 +271,6 @@ class CoordinatorLife(Process):
                 if line is not None:
                     self.feed(Disconnected(connection=connection, reason=reason))
                     line.close_from_coordinator(reason)
-            case Probe():
-                self.later(self.cluster.probe_travel(), self._probed, effect)
             case AssembleCut():
                 self.later(self.cluster.store.delay(), self._assemble, effect, self.now)
             case StoreManifest():

@@ -157,11 +157,10 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
     return options
 
 
-def for_recovery(options: Options, *, elsewhere: bool | None = None) -> None:
-    """The same world, in which a lost participant comes back with a rollback; and agents go elsewhere, or not, or as the seed says."""
+def for_recovery(options: Options) -> None:
+    """The same world, in which a lost participant comes back with a rollback."""
     options.recovery = True
     options.by_hand = bool(stream(options.seed, "by hand").chance(1, 6))
-    options.listens = not options.broker and bool(stream(options.seed, "listens").chance(1, 2))
     random = stream(options.seed, "recovery")
     workload = options.workload if options.workload in RECOVERABLE else random.pick(RECOVERABLE)
     if options.runtimes and random.chance(1, 2):
@@ -169,7 +168,7 @@ def for_recovery(options: Options, *, elsewhere: bool | None = None) -> None:
     if workload != options.workload:
         options.workload = workload
         fit_workload(options)
-    _draw_elsewhere(options, stream(options.seed, "elsewhere"), elsewhere)
+    _draw_elsewhere(options, stream(options.seed, "elsewhere"))
     if random.chance(3, 4):
         # Something to come back to before most faults, and much of it on its way.
         options.interval_ns = min(options.interval_ns, SECOND)

@@ -46,8 +46,6 @@ from coordinator.events import (
     ParticipantConnected,
     PinRequested,
     PolicyChanged,
-    Probe,
-    Probed,
     Propose,
     RaiseFence,
     ReadEpoch,
@@ -62,7 +60,6 @@ from coordinator.events import (
 from coordinator.fences import read_epoch_from_store
 from coordinator.ledger import encode_command
 from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
-from coordinator.runtime.probes import PROBES_MAX, probe
 from protocol.digests import manifest_key
 from protocol.errors import ConfigError, LimitExceeded, ObjectConflict, Refused, SnapshotError, Unreachable
 from protocol.failpoints import fp, fp_store
@@ -154,7 +151,6 @@ class Driver:
         crashed: Called once, with the cause, when the process must end.
         fences: Stores and sinks by the names that the machine has for them.
         threads: Makes a pool of so many threads of a name, for blocking work on the store.
-        probe: Whether anybody listens at an address.
     """
 
     def __init__(
@@ -169,7 +165,6 @@ class Driver:
         crashed: Callable[[BaseException], None],
         fences: Mapping[str, Fence],
         threads: Callable[[int, str], concurrent.futures.Executor] = concurrent.futures.ThreadPoolExecutor,
-        probe: Callable[[str], Awaitable[Found]] = probe,
     ) -> None:
         self.leader = leader
         self.hub = ParticipantHub(self, clock=lambda: clock.now() / 1e9)
@@ -312,11 +307,6 @@ class Driver:
         except Unreachable as error:
             self.counts["ambiguous"] += 1
             self.feed(CommandAmbiguous(id=command.id, reason=str(error)))
-
-    async def _probe(self, order: Probe) -> None:
-        async with self._probes:
-            found = await self._probe_address(order.address)
-        self.feed(Probed(session=order.session, address=order.address, found=found))
 
     async def _assemble(self, order: AssembleCut) -> None:
         begun = self._clock.now()
