@@ -86,8 +86,8 @@ class Attendance:
         """A connection that has not registered yet."""
         self._session_of[connection] = None
 
-    def disconnected(self, connection: int, reason: str, now: Instant) -> None:
-        """The lease of its session goes on from what was heard last."""
+    def disconnected(self, connection: int, reason: str, now: Instant) -> int | None:
+        """The lease of its session goes on from what was heard last; returns the session that it leaves without one."""
         session = self._session_of.pop(connection, None)
         attendee = None if session is None else self._by_session.get(session)
         if attendee is not None and attendee.connection == connection:
@@ -95,6 +95,8 @@ class Attendance:
             attendee.why_gone = reason
             attendee.gone_at = now
             self._lacks(attendee.session)
+            return attendee.session
+        return None
 
     def is_open(self, connection: int) -> bool:
         """This connection was not reported as gone."""

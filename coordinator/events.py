@@ -8,8 +8,8 @@ What the driver owes the machine:
 * every entry applied by this replica's ledger is a `CommandApplied`, own or not, before the next event;
 * `CommandRefused` only if the attempt certainly did not get into the log; anything unclear is `CommandAmbiguous`. The
   machine proposes again with the same id, which the ledger applies once;
-* `AssembleCut`, `StoreManifest`, `ForsakeManifest`, `RaiseFence` and `ReadEpoch` are each answered by exactly one of their events,
-  also after a failure;
+* `AssembleCut`, `StoreManifest`, `ForsakeManifest`, `RaiseFence`, `ReadEpoch` and `Probe` are each answered by exactly one of their events, also
+  after a failure;
 * one `TimerFired` at or after the newest `SetTimer`; earlier is harmless;
 * a connection number is never used again; sending to a closed connection and closing it again do nothing.
 
@@ -19,7 +19,7 @@ Those of which one is made for every message or entry are not frozen: a frozen d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,6 +100,16 @@ class Disconnected:
 
     connection: int
     reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probed:
+    """What became of an attempt to connect to a participant's own address; answer to `Probe`."""
+
+    session: int
+    address: str
+    found: Literal["listens", "refuses", ""]
+    """Somebody listens there; the machine is there and says that nobody does; "" for everything else, above all no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,6 +290,7 @@ Event: TypeAlias = (
     | ParticipantConnected
     | MessageArrived
     | Disconnected
+    | Probed
     | CutAssembled
     | CutRefused
     | SnapshotsUnreadable
@@ -324,6 +335,15 @@ class CloseConnection:
 
     connection: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Connect to the address under which a participant takes its peers' connections, say nothing, and hang up."""
+
+    session: int
+    """Of the participant."""
+    address: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -395,6 +415,7 @@ Effect: TypeAlias = (
     Propose
     | Send
     | CloseConnection
+    | Probe
     | AssembleCut
     | StoreManifest
     | ForsakeManifest

@@ -46,6 +46,7 @@ from coordinator.events import (
     ParticipantConnected,
     PinRequested,
     PolicyChanged,
+    Probed,
     RestoreRequested,
     SetTimer,
     SnapshotsUnreadable,
@@ -228,8 +229,10 @@ class Leader:
             case MessageArrived():
                 self._message(event.connection, event.message, now)
             case Disconnected():
-                self._desk.attendance.disconnected(event.connection, event.reason, now)
-                self._registry.disconnected(event.connection)
+                self._registry.disconnected(event, now)
+            case Probed():
+                if self._active:
+                    self._registry.probed(event, now)
             case CutAssembled():
                 self._keeper.assembled(event, now)
             case CutRefused():
@@ -500,6 +503,7 @@ class Leader:
         for session in self._registry.take_waiting(now):
             self._brief(session, now)
         self._registry.look_for_silent(now)
+        self._registry.keep_probing(now)
         self._keeper.keep(now)
         self._recovery.keep(now)
         self._registry.keep_topology(now)

@@ -19,6 +19,7 @@ import msgspec
 from coordinator.ledger import AnnounceCommand, LeaveCommand, MarkLostCommand, RegisterCommand, TopologyCommand
 from coordinator.ledger.commands import command_bytes, sentence, word
 from coordinator.ledger.records import JOINING
+from coordinator.probing import Prober
 from protocol.errors import IllegalName
 from protocol.ids import Instant, agent_id, check_name, participant_id
 from protocol.limits import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from coordinator.attendance import Attendee
     from coordinator.desk import Desk
+    from coordinator.events import Disconnected, Probed
     from coordinator.ledger import ParticipantRecord, Result
     from coordinator.ledger.commands import WaitingNote
     from protocol.streams import Resumption
@@ -69,6 +71,7 @@ class Registry:
     def __init__(self, desk: Desk, where: Where) -> None:
         self._desk = desk
         self._where = where
+        self._prober = Prober(desk)
         self._told = 0
         """Version of the topology that this leader has told."""
         self._waiting: dict[int, Register] = {}
@@ -84,6 +87,7 @@ class Registry:
         ledger = self._desk.ledger
         self._proposed.clear()
         self._stale_since = None
+        self._prober.clear()
         self._desk.attendance.begin(((each.id, each.session) for each in ledger.participants() if each.live), now)
         self._desk.attendance.topology_set(ledger.state.topology, (), now)
         self._members = {member.id: member.session for member in ledger.state.topology.members}
@@ -93,6 +97,7 @@ class Registry:
         """Leadership is over."""
         self._waiting.clear()
         self._proposed.clear()
+        self._prober.clear()
 
     # --- registration -----------------------------------------------------------------------------------------------
 
@@ -106,9 +111,12 @@ class Registry:
         else:
             self._waiting[connection] = message
 
-    def disconnected(self, connection: int) -> None:
-        """A connection is gone: so is what it still wanted."""
-        self._waiting.pop(connection, None)
+    def disconnected(self, event: Disconnected, now: Instant) -> None:
+        """A connection is gone: so is what it still wanted, and perhaps the process behind it."""
+        self._waiting.pop(event.connection, None)
+        session = self._desk.attendance.disconnected(event.connection, event.reason, now)
+        if session is not None:
+            self._prober.disconnected(session, now)
 
     def registered(self, participant: str, result: Result, now: Instant) -> Iterator[int]:
         """The ledger has decided; yields the session that may be told what is going on."""
@@ -293,6 +301,7 @@ class Registry:
             desk.close(replaced, "superseded by a new connection of this session")
         state = desk.ledger.state
         record = desk.ledger.by_session(session)
+        self._prober.attached(session, "" if record is None else record.address, now)
         desk.send(
             session,
             Registered(
@@ -332,6 +341,17 @@ class Registry:
                         f"did not accept topology {version} within {TOPOLOGY_ACCEPT_NS / 1e9:.0f} s of joining",
                         now,
                     )
+
+    def keep_probing(self, now: Instant) -> None:
+        """Ask the addresses of those whose connection has closed."""
+        self._prober.keep(now)
+
+    def probed(self, event: Probed, now: Instant) -> None:
+        """An address was asked: whoever does not listen there any more is lost."""
+        attendee = self._prober.answered(event, now)
+        if attendee is not None:
+            gone = f"disconnected ({attendee.why_gone or 'no reason given'})"
+            self._mark_lost(attendee, f"{gone}, and nothing listens at {event.address} any more", now)
 
     def broken(self, message: StreamBroken, now: Instant) -> None:
         """A member cannot go on with the streams of a peer whose log is not what it had promised."""
@@ -384,6 +404,7 @@ class Registry:
         """The ledger has ended a session in order."""
         self._desk.send(session, Left(term=self._desk.term, session=session))
         self._desk.attendance.forget(session)
+        self._prober.forget(session)
 
     def left_at_once(self, session: int) -> None:
         """A `LeaveCommand` was applied; one who was not a member yet has left with it."""
@@ -395,6 +416,7 @@ class Registry:
         """Tell a session that it has ended, and hang up."""
         self._desk.send(session, Fenced(term=self._desk.term, session=session, reason=sentence(reason)))
         connection = self._desk.attendance.forget(session)
+        self._prober.forget(session)
         if connection is not None:
             self._desk.close(connection, "fenced")
 
@@ -483,6 +505,7 @@ class Registry:
     def next_instant(self, now: Instant) -> Iterator[Instant]:
         """When something here is due without any event."""
         yield self._desk.attendance.next_check
+        yield from self._prober.next_instant()
         if self._stale_since is not None and not self._desk.ledger.open_epochs():
             yield Instant(self._stale_since + TOPOLOGY_SETTLE_NS)
 

@@ -152,6 +152,9 @@ KINDS_MAX: Final = 256
 SUSPECT_NS: Final = 1_000_000_000
 """A participant whose control connection has closed and who is not back after this long is lost: it dials again within
 0.1 s, and once more where a coordinator does not lead."""
+PROBE_PAUSE_NS: Final = 50_000_000
+"""Between two looks whether a participant whose connection has closed still listens: a process that dies closes one socket
+after the other, and its control connection may be the first."""
 ROLLBACK_PAUSE_NS: Final = 500_000_000
 """Before the third rollback of a window; twice as long before each later one: a crash loop must not keep the store busy."""
 ROLLBACK_PAUSE_NS_MAX: Final = 30_000_000_000

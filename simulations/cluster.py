@@ -7,7 +7,7 @@ their ledger that is some entries old.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from protocol.digests import manifest_key, snapshot_key
 from protocol.ids import ClusterName
@@ -49,6 +49,8 @@ GIVEN_UP_NS: Final = 8 * SECOND
 """In the healed world, until those are back that an operator gives up."""
 KILLED_TWIN_NS: Final = 3 * SECOND
 QUEUED_ORDERS: Final = 6
+WRONG_REFUSALS: Final = 12
+"""One probe in so many is refused although the process is there, while there are faults."""
 HEALED_START_NS: Final = 100 * MS
 """Until those that are down when all is healed start again."""
 
@@ -122,9 +124,7 @@ class SimulatedCluster:
         self._line_number = 0
         self._random = stream(options.seed, "cluster")
         self._disks: dict[str, LocalDisk] = {}
-        self._operator_random = stream(options.seed, "operator")
-        self.asked_for: dict[int, None] = {}
-        """Epochs that an operator has asked for by number."""
+        self._probe_random = stream(options.seed, "probes")
         self._queued: dict[str, tuple[int, list[ToParticipant]]] = {}
         """Participant -> life and the last orders that it was given."""
         self.late_orders = 0
@@ -378,6 +378,29 @@ class SimulatedCluster:
         """Whether a partition lies between these two."""
         blocks = self._control_blocks
         return bool(blocks) and bool(blocks.get((participant, coordinator)) or blocks.get((participant, "")))
+
+    def address_of(self, participant: str) -> str:
+        """What a participant says of where it listens."""
+        return f"ws://{participant}:7000" if self.options.listens else f"memory:{participant}"
+
+    def probe_travel(self) -> int:
+        """Until a coordinator knows what it found at an address."""
+        return 2 * (self.options.latency_ns + self._probe_random.below(self.options.jitter_ns + 1))
+
+    def found_at(self, coordinator: str, address: str) -> Literal["listens", "refuses", ""]:
+        """What a coordinator finds that connects to a participant's address now."""
+        name = address.removeprefix("ws://").partition(":")[0]
+        life = self.network.lives.get(name)
+        if self.control_blocked(name, coordinator):
+            self.probes.hit("probe.no_answer")
+            return ""
+        if life is None or not life.alive:
+            self.probes.hit("probe.refused")
+            return "refuses"
+        if not self.healing and self._probe_random.chance(1, WRONG_REFUSALS):
+            self.probes.hit("probe.refused_wrongly")
+            return "refuses"
+        return "listens"
 
     def block_control(self, participant: str, coordinator: str) -> None:
         """A partition between a participant and a coordinator ("": all of them)."""

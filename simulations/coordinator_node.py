@@ -31,6 +31,8 @@ from coordinator.events import (
     ManifestStored,
     MessageArrived,
     ParticipantConnected,
+    Probe,
+    Probed,
     Propose,
     RaiseFence,
     ReadEpoch,
@@ -272,6 +274,8 @@ class CoordinatorLife(Process):
                     self.feed(Disconnected(connection=connection, reason=reason))
                     line.close_from_coordinator(reason)
             case AssembleCut():
+            case Probe():
+                self.later(self.cluster.probe_travel(), self._probed, effect)
                 self.later(self.cluster.store.delay(), self._assemble, effect, self.now)
             case StoreManifest():
                 self.point("manifest.before_put")
@@ -302,6 +306,10 @@ class CoordinatorLife(Process):
                 assert_never(effect)
 
     def _timer_fired(self) -> None:
+    def _probed(self, order: Probe) -> None:
+        found = self.cluster.found_at(self.name, order.address)
+        self.feed(Probed(session=order.session, address=order.address, found=found))
+
         self._timer = None
         self.feed(TimerFired())
 

@@ -135,6 +135,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A participant that is lost comes back with a rollback; else with fresh agents, and the others go on without it."""
     by_hand: bool = False
     """With `recovery`: the policy is manual, and an operator who looks now and then asks for each rollback."""
+    listens: bool = False
+    """Participants have addresses that coordinators can ask whether their process is still there."""
     runtimes: bool = False
     """The second mode: the asyncio drivers of participants and coordinators run, too."""
     elsewhere: bool = False

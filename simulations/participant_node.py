@@ -322,7 +322,7 @@ class ParticipantLife(Process):
             cluster=self.cluster.name,
             participant=self.name,
             boot_id=self.boot_id,
-            address=f"memory:{self.name}",
+            address=self.cluster.address_of(self.name),
             agents=tuple(sorted(agent.id for agent in self.agents)),
             agent_versions={agent.kind: agent.state_version for agent in self.agents},
             kinds=tuple(sorted(kind.kind for kind in self.takes)),

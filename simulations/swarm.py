@@ -161,6 +161,7 @@ def for_recovery(options: Options) -> None:
     """The same world, in which a lost participant comes back with a rollback."""
     options.recovery = True
     options.by_hand = bool(stream(options.seed, "by hand").chance(1, 6))
+    options.listens = not options.broker and bool(stream(options.seed, "listens").chance(1, 2))
     random = stream(options.seed, "recovery")
     workload = options.workload if options.workload in RECOVERABLE else random.pick(RECOVERABLE)
     if options.runtimes and random.chance(1, 2):

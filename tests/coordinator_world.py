@@ -43,6 +43,8 @@ from coordinator.events import (
     MessageArrived,
     ParticipantConnected,
     PolicyChanged,
+    Probe,
+    Probed,
     Propose,
     RaiseFence,
     ReadEpoch,
@@ -188,6 +190,14 @@ class FakeParticipant:
     refusals: list[ReportRefused] = field(default_factory=list)
     left: bool = False
     kinds: tuple[str, ...] = ()
+    address: str = ""
+    """Where it listens; "": in memory."""
+    reached: bool = True
+    """Coordinators reach its machine; where they do not, nothing answers a probe."""
+    unwelcome: bool = False
+    """Something between the coordinators and its machine refuses all connections."""
+    probes: list[str] = field(default_factory=list)
+    """What the leader found at its address, probe by probe."""
     dry_run: bool | None = None
     """What its store says; None: what the cluster's says."""
     restores: bool = True
@@ -226,7 +236,7 @@ class FakeParticipant:
                 cluster=CLUSTER,
                 participant=self.id,
                 boot_id=self.boot,
-                address=f"memory:{self.id}",
+                address=self.address or f"memory:{self.id}",
                 agents=self.agents,
                 targets=self.targets,
                 session=self.session,
@@ -594,6 +604,8 @@ class World:
                 if participant is not None:
                     lane = f"{coordinator.name}>{effect.connection}"
                     self.later(MS, lambda: participant.hung_up(effect.connection), lane=lane)
+            case Probe():
+                self.later(self.delay(), lambda: coordinator.feed(self._probe(effect)))
             case AssembleCut():
                 self.later(self.delay(), lambda: coordinator.feed(self._assemble(effect)))
             case ForsakeManifest():
@@ -629,6 +641,13 @@ class World:
                 self.answers[effect.request] = effect.result
         if self.stop_when is not None:
             self.stop_when()
+
+    def _probe(self, effect: Probe) -> Probed:
+        (target,) = (each for each in self.participants.values() if each.address == effect.address)
+        refuses = target.dead or target.unwelcome
+        found = ("refuses" if refuses else "listens") if target.reached else ""
+        target.probes.append(found)
+        return Probed(session=effect.session, address=effect.address, found=found)
 
     def _assemble(self, effect: AssembleCut) -> Any:
         if self.store_fails:

@@ -46,6 +46,8 @@ from coordinator.events import (
     ParticipantConnected,
     PinRequested,
     PolicyChanged,
+    Probe,
+    Probed,
     Propose,
     RaiseFence,
     ReadEpoch,
@@ -60,6 +62,7 @@ from coordinator.events import (
 from coordinator.fences import read_epoch_from_store
 from coordinator.ledger import encode_command
 from coordinator.runtime.connections import CLOSE_ORDERED, ParticipantHub
+from coordinator.runtime.probes import PROBES_MAX, probe
 from protocol.digests import manifest_key
 from protocol.errors import ConfigError, LimitExceeded, ObjectConflict, Refused, SnapshotError, Unreachable
 from protocol.failpoints import fp, fp_store
@@ -69,13 +72,14 @@ from protocol.messages import Register
 from protocol.storage.repair import put_manifest, take_manifest_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
     from coordinator.events import Effect, Event
     from coordinator.fences import Fence
     from coordinator.ledger import Command, CommandId, Result
     from coordinator.machine import Leader
     from coordinator.policy import PolicySettings
+    from coordinator.runtime.probes import Found
     from coordinator.runtime.raft import RaftGroup
     from protocol.keys import ClusterKeys
     from protocol.messages import ToCoordinator
@@ -151,6 +155,7 @@ class Driver:
         crashed: Called once, with the cause, when the process must end.
         fences: Stores and sinks by the names that the machine has for them.
         threads: Makes a pool of so many threads of a name, for blocking work on the store.
+        probe: Whether anybody listens at an address.
     """
 
     def __init__(
@@ -165,6 +170,7 @@ class Driver:
         crashed: Callable[[BaseException], None],
         fences: Mapping[str, Fence],
         threads: Callable[[int, str], concurrent.futures.Executor] = concurrent.futures.ThreadPoolExecutor,
+        probe: Callable[[str], Awaitable[Found]] = probe,
     ) -> None:
         self.leader = leader
         self.hub = ParticipantHub(self, clock=lambda: clock.now() / 1e9)
@@ -186,6 +192,8 @@ class Driver:
         self._request_number = 0
         self._threads = threads(STORE_THREADS, "store")
         self._own_threads = threads(OWN_STORE_THREADS, "store-own")
+        self._probe_address = probe
+        self._probes = asyncio.Semaphore(PROBES_MAX)
         self.store_threads_busy = 0
         self.counts: dict[str, int] = {"events": 0, "proposals": 0, "refused": 0, "ambiguous": 0, "store_failures": 0}
 
@@ -279,6 +287,8 @@ class Driver:
                 self.hub.send(connection, message)
             case CloseConnection(connection=connection, reason=reason):
                 self.hub.close(connection, CLOSE_ORDERED, reason)
+            case Probe():
+                self._spawn(self._probe(effect))
             case AssembleCut():
                 self._spawn(self._assemble(effect))
             case StoreManifest():
@@ -307,6 +317,11 @@ class Driver:
         except Unreachable as error:
             self.counts["ambiguous"] += 1
             self.feed(CommandAmbiguous(id=command.id, reason=str(error)))
+
+    async def _probe(self, order: Probe) -> None:
+        async with self._probes:
+            found = await self._probe_address(order.address)
+        self.feed(Probed(session=order.session, address=order.address, found=found))
 
     async def _assemble(self, order: AssembleCut) -> None:
         begun = self._clock.now()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from coordinator.events import AssembleCut, CutRefused, Effect, Event, SnapshotsUnreadable
     from coordinator.fences import Fence
     from coordinator.machine import Leader
+    from coordinator.runtime.probes import Found
     from coordinator.runtime.raft import RaftGroup
     from simulations.control import ControlLine
     from simulations.runtimes.cluster import RuntimeCluster
@@ -149,12 +150,17 @@ class RuntimeCoordinatorLife(CoordinatorLife):
             crashed=self._crashed,
             fences=self._fences(),
             threads=lambda count, _: SimulatedThreads(cluster, self, random, count),
+            probe=self._probe_address,
         )
         self.driver.life = self
         self.number = number
         self.stopping = False
         self._hub_counts: dict[str, int] = {}
         """Of the hub, as far as they are probes that were hit."""
+
+    async def _probe_address(self, address: str) -> Found:
+        await asyncio.sleep(self.cluster.probe_travel() / 1e9)
+        return self.cluster.found_at(self.name, address)
 
     def _fences(self) -> dict[str, Fence]:
         cluster = self.cluster

@@ -21,7 +21,7 @@ class SimulatedTransport:
     @property
     def address(self) -> str:
         """See `Transport`."""
-        return f"memory:{self._life.name}"
+        return self._cluster.address_of(self._life.name)
 
     async def start(self, sink: FrameSink) -> None:
         """See `Transport`."""
