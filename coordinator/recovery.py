@@ -481,6 +481,11 @@ class RecoveryKeeper:
             self._not_placed(missing_in_words(placement.missing) or "any participant")
             return
         moves = {} if self._request is None else dict(self._request.moves)
+        present = frozenset(record.id for record in live)
+        absent = sorted(name for name in moves.values() if name not in present)
+        if absent:
+            self._give_up("not-placed", f"{absent[0]} is not there any more")
+            return
         moves = {agent: to for agent, to in moves.items() if (adopted.get(agent) or ledger.host_of(agent)) != to}
         if placement.adoptions or moves:
             self._adopt({**placement.adoptions, **_by_target(moves)}, move=bool(moves))

@@ -790,3 +790,20 @@ def test_a_map_without_an_epoch_is_not_taken_for_the_rollback_that_is_under_way(
     assert world.answers[right]["incarnation"] == 3
     world.run(until=recovered(world, 3))
     assert world.ledger.rollback.renames == SWAP
+
+
+def test_a_move_to_one_that_is_lost_meanwhile_is_refused_and_the_loss_is_made_good():
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("a", "b", "c", kinds=("worker",))
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    request = world.restore(None, moves=(("worker/a", "b"),))
+    world.kill_participant("b")
+    world.run(until=lambda: request in world.answers, limit=20)
+    assert world.answers[request]["code"] == "not-placed"
+    assert "b is not there" in world.answers[request]["sentence"]
+    world.run(until=recovered(world, 2), limit=20)
+    assert world.ledger.host_of("worker/a") == "a"
+    assert world.ledger.host_of("worker/b") in ("a", "c")
