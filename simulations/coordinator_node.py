@@ -50,6 +50,7 @@ from protocol.digests import fence_key, manifest_key
 from protocol.errors import ObjectConflict
 from protocol.ids import Epoch, Instant
 from protocol.messages import Register, decode_to_coordinator, encode_control
+from simulations.mutants import on
 from simulations.oracles.rot import check_noticed
 from simulations.prng import stream
 from simulations.world import Process, Timer
@@ -107,7 +108,7 @@ class CoordinatorLife(Process):
                 recovery=_policy_word(options),
                 takeover_after_ns=options.takeover_ns,
                 max_rollbacks=0,
-                fallback="refuse" if options.refuse else "newest-good",
+                fallback="refuse" if options.refuse and not on("policy-ignored") else "newest-good",
             ),
             lease_ns=options.lease_ns,
             fences=cluster.fences,
@@ -273,9 +274,9 @@ class CoordinatorLife(Process):
                 if line is not None:
                     self.feed(Disconnected(connection=connection, reason=reason))
                     line.close_from_coordinator(reason)
-            case AssembleCut():
             case Probe():
                 self.later(self.cluster.probe_travel(), self._probed, effect)
+            case AssembleCut():
                 self.later(self.cluster.store.delay(), self._assemble, effect, self.now)
             case StoreManifest():
                 self.point("manifest.before_put")
@@ -305,11 +306,11 @@ class CoordinatorLife(Process):
             case _:
                 assert_never(effect)
 
-    def _timer_fired(self) -> None:
     def _probed(self, order: Probe) -> None:
         found = self.cluster.found_at(self.name, order.address)
         self.feed(Probed(session=order.session, address=order.address, found=found))
 
+    def _timer_fired(self) -> None:
         self._timer = None
         self.feed(TimerFired())
 

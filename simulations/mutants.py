@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from simulations import mutants_elsewhere as at_elsewhere
 from simulations import mutants_outside as at_outside
 from simulations import mutants_recovery as at_recovery
 from simulations import mutants_store as at_store
@@ -58,6 +59,8 @@ class Mutant:
     """The assembler passes every cut."""
     recovery: bool = False
     """Of rollbacks: only worlds that recover have it."""
+    elsewhere: bool = False
+    """Of placement and names: only worlds in which agents go elsewhere have it."""
     runtimes: bool = False
     """Of the drivers: only the second mode has it."""
     workload: str | None = None
@@ -613,6 +616,55 @@ MUTANTS: Final[dict[str, Mutant]] = {
         patch=at_recovery.no_way_further_back,
         blind=False,
         recovery=True,
+    ),
+    "two-hosts": Mutant(
+        what="an agent that goes to another host stays where it was, too",
+        patch=at_elsewhere.two_hosts,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "left-on-the-way": Mutant(
+        what="what was in flight to an agent from another host is not delivered",
+        patch=at_elsewhere.left_on_the_way,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "names-on-the-way": Mutant(
+        what="what was in flight keeps the names of the epoch",
+        patch=at_elsewhere.names_on_the_way,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "names-of-one-rollback": Mutant(
+        what="only the names of the newest rollback count, wherever the next one goes",
+        patch=at_elsewhere.names_of_one_rollback,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "map-unchecked": Mutant(
+        what="a map of names is carried out whatever it says",
+        patch=at_elsewhere.map_unchecked,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "given-up-unasked": Mutant(
+        what="a restore gives up whatever nobody takes",
+        patch=at_elsewhere.given_up_unasked,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "policy-ignored": Mutant(
+        what="a rollback goes further back although the policy refuses",
+        patch=at_elsewhere.policy_ignored,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
     ),
     "owner-unchecked": Mutant(
         what="whoever writes a log does not look whether it is still the owner",

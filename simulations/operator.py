@@ -231,11 +231,16 @@ class Operator:
         declared = self._cluster.workload.names.declared
         if any(declared(first_of(agent)) != agent for agent in record.declared):
             return None  # it is the process of before, or somebody thought better of it meanwhile
-        renames = self._map(ledger, ledger.recovery_epoch)
+        there, epoch = self._there(), ledger.recovery_epoch
+        if epoch and epoch not in there:
+            if not there:
+                return None
+            epoch = there[-1]
+        renames = self._map(ledger, epoch)
         if not any(new in record.agents for _, new in renames):
             self._wishes.remove(wish)  # they have come back in another way
             return None
-        return {"renames": renames}
+        return {"epoch": self._named(epoch), "renames": renames}
 
     def _map(self, ledger: Ledger, epoch: int) -> tuple[tuple[str, str], ...]:
         """All that is called otherwise now than in an epoch: whoever maps one agent has to name them all."""

@@ -157,8 +157,8 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
     return options
 
 
-def for_recovery(options: Options) -> None:
-    """The same world, in which a lost participant comes back with a rollback."""
+def for_recovery(options: Options, *, elsewhere: bool | None = None) -> None:
+    """The same world, in which a lost participant comes back with a rollback; and agents go elsewhere, or not, or as the seed says."""
     options.recovery = True
     options.by_hand = bool(stream(options.seed, "by hand").chance(1, 6))
     options.listens = not options.broker and bool(stream(options.seed, "listens").chance(1, 2))
@@ -169,7 +169,7 @@ def for_recovery(options: Options) -> None:
     if workload != options.workload:
         options.workload = workload
         fit_workload(options)
-    _draw_elsewhere(options, stream(options.seed, "elsewhere"))
+    _draw_elsewhere(options, stream(options.seed, "elsewhere"), elsewhere)
     if random.chance(3, 4):
         # Something to come back to before most faults, and much of it on its way.
         options.interval_ns = min(options.interval_ns, SECOND)
@@ -177,10 +177,11 @@ def for_recovery(options: Options) -> None:
         options.burst = max(options.burst, 3)
 
 
-def _draw_elsewhere(options: Options, random: Prng) -> None:
+def _draw_elsewhere(options: Options, random: Prng, wanted: bool | None) -> None:  # noqa: FBT001 - private
     """In some of these worlds agents go elsewhere, come back under other names, or not at all; in some nobody goes further back alone."""
     options.refuse = bool(random.chance(1, 8))
-    if not random.chance(1, ELSEWHERE_ONE_OF) or options.workload == "orders":
+    drawn = bool(random.chance(1, ELSEWHERE_ONE_OF))
+    if options.workload == "orders" or not (drawn if wanted is None else wanted):
         return
     options.elsewhere = True
     options.topology = "mesh"  # wherever agents go, they reach the others
@@ -358,7 +359,14 @@ def forced(options: Options, point: str) -> list[Fault]:
     return [crash]
 
 
-def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None, workload: str | None = None) -> Run:
+def draw_run(
+    seed: int,
+    *,
+    runtimes: bool = False,
+    recovery: bool | None = None,
+    workload: str | None = None,
+    elsewhere: bool | None = None,
+) -> Run:
     """A world with its faults.
 
     Args:
@@ -367,6 +375,7 @@ def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None,
         runtimes: In the second mode.
         recovery: Whether participants come back with rollbacks; None: the seed says. Some of its worlds that do are of the
             second mode then, with an outside world of their own: only the drivers have one.
+        elsewhere: Whether agents go elsewhere in a world that recovers; None: the seed says.
     """
     options = draw_options(seed)
     recovers = recovery or (recovery is None and stream(seed, "recovers").chance(1, 3))
@@ -375,7 +384,7 @@ def draw_run(seed: int, *, runtimes: bool = False, recovery: bool | None = None,
     if runtimes:
         for_drivers(options)
     if recovers:
-        for_recovery(options)
+        for_recovery(options, elsewhere=elsewhere)
     if workload is not None:
         options.workload = workload
         fit_workload(options)

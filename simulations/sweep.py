@@ -83,7 +83,8 @@ def drawn(seed: int, mutant: str = "", *, runtimes: bool = False) -> Run:
     recovery = None if planted is None else planted.recovery
     of_drivers = runtimes or (planted is not None and planted.runtimes)
     workload = None if planted is None else planted.workload
-    what = draw_run(seed, runtimes=of_drivers, recovery=recovery, workload=workload)
+    elsewhere = True if planted is not None and planted.elsewhere else None
+    what = draw_run(seed, runtimes=of_drivers, recovery=recovery, workload=workload, elsewhere=elsewhere)
     what.options.mutant = mutant
     return what
 
