@@ -5,18 +5,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from participant.failure import DeadLettered, Stopped
+from protocol.plain import Plain
 
 if TYPE_CHECKING:
     from protocol.outputs import Output
     from protocol.restore_plan import Outside
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class Member(Plain, frozen=True, kw_only=True):
     """This participant is a member of the cluster: its agents run."""
 
     session: int
@@ -26,15 +25,13 @@ class Member:
     """All members, sorted."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(Plain, frozen=True, kw_only=True):
     """The connection to the coordinators is lost; agents go on, and it comes back by itself."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochCommitted:
+class EpochCommitted(Plain, frozen=True, kw_only=True):
     """The epoch is durable, all of it."""
 
     epoch: int
@@ -42,16 +39,14 @@ class EpochCommitted:
     """Digest."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochAborted:
+class EpochAborted(Plain, frozen=True, kw_only=True):
     """The epoch has ended without a manifest."""
 
     epoch: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochPartFailed:
+class EpochPartFailed(Plain, frozen=True, kw_only=True):
     """This participant could not complete its part of the epoch, which aborts for it."""
 
     epoch: int
@@ -60,8 +55,7 @@ class EpochPartFailed:
     """A sentence with agent, key path, type or errno."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class Restored(Plain, frozen=True, kw_only=True):
     """The cluster was rolled back: the agents here run again with the state of this epoch, all in one incarnation."""
 
     epoch: int
@@ -69,31 +63,27 @@ class Restored:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkFailing:
+class SinkFailing(Plain, frozen=True, kw_only=True):
     """A sink takes nothing at the moment; what was emitted to it waits, and is tried again for ever."""
 
     sink: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputRefused:
+class OutputRefused(Plain, frozen=True, kw_only=True):
     """A sink will never take this output; it was put aside."""
 
     output: Output
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputDiverged:
+class OutputDiverged(Plain, frozen=True, kw_only=True):
     """Work that was done again emitted something else at the same position. What the sink took first stands."""
 
     output: Output
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepInDoubt:
+class StepInDoubt(Plain, frozen=True, kw_only=True):
     """A step was begun and has no end, and nobody here can tell whether it happened. Its turn is parked until it is settled."""
 
     agent: str
@@ -103,8 +93,7 @@ class StepInDoubt:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnDiverged:
+class TurnDiverged(Plain, frozen=True, kw_only=True):
     """A turn runs again and wants something else at a place where a step was done. It is parked until that is settled."""
 
     agent: str
@@ -114,8 +103,7 @@ class TurnDiverged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionAsked:
+class QuestionAsked(Plain, frozen=True, kw_only=True):
     """A turn waits for an answer."""
 
     agent: str
@@ -126,8 +114,7 @@ class QuestionAsked:
     """Seconds; None: it does not expire."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed:
+class Resumed(Plain, frozen=True, kw_only=True):
     """With durability ``turn``: this participant goes on from the log of the life before; the others notice nothing."""
 
     session: int
@@ -135,8 +122,7 @@ class Resumed:
     """Turns of the log that were applied."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReleasedBeyond:
+class ReleasedBeyond(Plain, frozen=True, kw_only=True):
     """With durability ``turn``, after everybody went back to an epoch: what had left before is no part of it, and stays."""
 
     epoch: int

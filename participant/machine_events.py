@@ -1,13 +1,15 @@
 """What enters a participant's machine and what it orders.
 
-Events are facts in the past tense, effects are orders. Those of the message path and of the control connection are not
-frozen: one is made for every frame, turn or order, and a frozen dataclass takes four times as long to make.
+Events are facts in the past tense, effects are orders.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from protocol.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,8 +27,7 @@ Delivery: TypeAlias = "tuple[Envelope, bytes]"
 # --- events: the message path -----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class TurnCommitted:
+class TurnCommitted(Plain, frozen=True):
     """A turn's sends, in order; its state has been taken over in the same moment.
 
     Or those of several turns that ran one after the other with no event in between: nobody could tell the difference.
@@ -35,15 +36,13 @@ class TurnCommitted:
     sends: Sequence[Delivery]
 
 
-@dataclass(slots=True)
-class MessageIngested:
+class MessageIngested(Plain, frozen=True):
     """A message from outside, to an agent anywhere."""
 
     message: Delivery
 
 
-@dataclass(slots=True)
-class FrameArrived:
+class FrameArrived(Plain, frozen=True):
     """A frame whose MAC has been verified."""
 
     header: FrameHeader
@@ -53,8 +52,7 @@ class FrameArrived:
 # --- events: the rest -------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class ControlArrived:
+class ControlArrived(Plain, frozen=True, kw_only=True):
     """A message of the coordinators.
 
     One event for all ten: the machine matches on the message itself, which is as plain and as immutable as an event of
@@ -64,27 +62,23 @@ class ControlArrived:
     message: ToParticipant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerConnected:
+class PeerConnected(Plain, frozen=True, kw_only=True):
     """Frames to this participant can leave now."""
 
     peer: ParticipantId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerDisconnected:
+class PeerDisconnected(Plain, frozen=True, kw_only=True):
     """Frames to this participant are lost from here on."""
 
     peer: ParticipantId
 
 
-@dataclass(slots=True, kw_only=True)
-class TimerFired:
+class TimerFired(Plain, frozen=True, kw_only=True):
     """The instant that `SetTimer` named has come, or an earlier one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalPersisted:
+class LocalPersisted(Plain, frozen=True, kw_only=True):
     """The local part of an epoch is durable: all that its object names, and the object."""
 
     epoch: Epoch
@@ -96,8 +90,7 @@ class LocalPersisted:
     timings: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalFailed:
+class LocalFailed(Plain, frozen=True, kw_only=True):
     """The local part of an epoch cannot be completed."""
 
     epoch: Epoch
@@ -106,42 +99,36 @@ class LocalFailed:
     """A sentence with agent, key path, type, errno: whatever applies."""
 
 
-@dataclass(slots=True, kw_only=True)
-class LocalProgressed:
+class LocalProgressed(Plain, frozen=True, kw_only=True):
     """The phase ``encode`` of the local part is over; for blame and live views."""
 
     epoch: Epoch
     phase: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochWanted:
+class EpochWanted(Plain, frozen=True, kw_only=True):
     """An agent asks for an epoch."""
 
     reason: str
 
 
-@dataclass(slots=True)
-class LogSynced:
+class LogSynced(Plain, frozen=True):
     """The log of turns is durable up to this number."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaveRequested:
+class LeaveRequested(Plain, frozen=True, kw_only=True):
     """The participant is to leave in order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class IncarnationPersisted:
+class IncarnationPersisted(Plain, frozen=True, kw_only=True):
     """`PersistIncarnation` is done: the number is on this participant's disk."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRestored:
+class LocalRestored(Plain, frozen=True, kw_only=True):
     """`RestoreLocal` is done: state, mailboxes and timers are as the epoch has them, and what was in flight is delivered."""
 
     incarnation: int
@@ -152,8 +139,7 @@ class LocalRestored:
     took_ns: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalNotRestored:
+class LocalNotRestored(Plain, frozen=True, kw_only=True):
     """`RestoreLocal` cannot be done; no agent runs."""
 
     incarnation: int
@@ -185,8 +171,7 @@ Event: TypeAlias = (
 # --- effects: the message path ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class SendFrame:
+class SendFrame(Plain, frozen=True):
     """Encode this frame, with its MAC, and hand it to the transport. May be lost."""
 
     target: ParticipantId
@@ -201,15 +186,13 @@ class SendFrame:
     body: bytes
 
 
-@dataclass(slots=True)
-class DeliverToAgents:
+class DeliverToAgents(Plain, frozen=True):
     """Put these into the mailboxes of agents here, in order."""
 
     deliveries: list[Delivery]
 
 
-@dataclass(slots=True)
-class SetTimer:
+class SetTimer(Plain, frozen=True):
     """Give `TimerFired` at this instant; takes the place of the timer set before."""
 
     at: int
@@ -218,8 +201,7 @@ class SetTimer:
 # --- effects: the rest ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordLocal:
+class RecordLocal(Plain, frozen=True, kw_only=True):
     """Freeze the local state now, before anything else is carried out. The one synchronous effect."""
 
     epoch: Epoch
@@ -234,8 +216,7 @@ class RecordLocal:
     """Instant at which the part is given up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordedChannel:
+class RecordedChannel(Plain, frozen=True, kw_only=True):
     """The channel state of one incoming channel."""
 
     source: ParticipantId
@@ -247,8 +228,7 @@ class RecordedChannel:
     """Encoded items received+1 .. closed_at."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChannelsRecorded:
+class ChannelsRecorded(Plain, frozen=True, kw_only=True):
     """All markers are in; with the frozen state, this is the whole local part."""
 
     epoch: Epoch
@@ -256,23 +236,20 @@ class ChannelsRecorded:
     """Sorted by source."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DropLocal:
+class DropLocal(Plain, frozen=True, kw_only=True):
     """Free what is held for this epoch; nothing of it is to be reported."""
 
     epoch: Epoch
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepLocal:
+class KeepLocal(Plain, frozen=True, kw_only=True):
     """The epoch is committed: what was written for it stays in the store and may be named again."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnnounceEpoch:
+class AnnounceEpoch(Plain, frozen=True, kw_only=True):
     """Tell whoever listens how an epoch ended."""
 
     epoch: Epoch
@@ -281,15 +258,13 @@ class AnnounceEpoch:
     manifest: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
-class SendControl:
+class SendControl(Plain, frozen=True, kw_only=True):
     """Say it on the control connection of the moment; what must not be lost is said again after `Registered`."""
 
     message: ToCoordinator
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EnterTopology:
+class EnterTopology(Plain, frozen=True, kw_only=True):
     """This participant is a member of this version: connect to its peers, and let the agents run."""
 
     topology: Topology
@@ -301,12 +276,11 @@ class EnterTopology:
     """Its agents have their state from `RestoreLocal`; else they are fresh."""
     resumed: bool = False
     """Its agents have their state from its own log, which goes on."""
-    lines: Mapping[ParticipantId, int] = field(default_factory=dict)
+    lines: Mapping[ParticipantId, int] = msgspec.field(default_factory=dict)
     """Who shares a channel with us -> its line (`protocol.streams`)."""
 
 
-@dataclass(slots=True, kw_only=True)
-class LogReceived:
+class LogReceived(Plain, frozen=True, kw_only=True):
     """These messages came over a channel: the log is to say so, before they are delivered or passed on."""
 
     source: ParticipantId
@@ -314,8 +288,7 @@ class LogReceived:
     deliveries: Sequence[Delivery]
 
 
-@dataclass(slots=True, kw_only=True)
-class LogSent:
+class LogSent(Plain, frozen=True, kw_only=True):
     """Something that no turn sent took a number of a channel: the log is to say so."""
 
     target: ParticipantId
@@ -326,25 +299,21 @@ class LogSent:
     """Its id, if it is one; it was logged as received, taken or without a route before."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ForgetResumed:
+class ForgetResumed(Plain, frozen=True, kw_only=True):
     """The session does not go on from the log: what was recovered from it does not count."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HaltAgents:
+class HaltAgents(Plain, frozen=True, kw_only=True):
     """Abandon running turns and begin no more: what happens here belongs to an incarnation that is over."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PersistIncarnation:
+class PersistIncarnation(Plain, frozen=True, kw_only=True):
     """Put this number on the participant's disk, durably; answer with `IncarnationPersisted`."""
 
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreLocal:
+class RestoreLocal(Plain, frozen=True, kw_only=True):
     """Give the agents placed here what the epoch holds of them; answer with `LocalRestored` or `LocalNotRestored`.
 
     A newer one takes the place of one that is being carried out.
@@ -353,16 +322,14 @@ class RestoreLocal:
     order: Restore
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter:
+class DeadLetter(Plain, frozen=True, kw_only=True):
     """This message can reach nobody."""
 
     message: Delivery
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndParticipant:
+class EndParticipant(Plain, frozen=True, kw_only=True):
     """Stop: it has left in order (`reason` is empty), or it is fenced."""
 
     reason: str

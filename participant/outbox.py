@@ -24,13 +24,13 @@ Sources: DESIGN.md section 6; RELIABILITY.md I22, I29, I30.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, assert_never
 
 from protocol.limits import KIB, MIB
 from protocol.outputs import Output
+from protocol.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -80,8 +80,7 @@ DUPLICATE: Final = Receipt(Outcome.DUPLICATE)
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputsEmitted:
+class OutputsEmitted(Plain, frozen=True, kw_only=True):
     """A turn of this agent committed just now and emitted these."""
 
     agent: AgentId
@@ -89,8 +88,7 @@ class OutputsEmitted:
     """Id, sink, payload of each."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputsRestored:
+class OutputsRestored(Plain, frozen=True, kw_only=True):
     """An agent came back from an epoch with these; nothing before counts any more (`OutboxReset` came first)."""
 
     agent: AgentId
@@ -99,41 +97,35 @@ class OutputsRestored:
     """Epoch that it came back from: what is emitted from here on comes after it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxReset:
+class OutboxReset(Plain, frozen=True, kw_only=True):
     """Everything is dropped: a rollback begins."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CutTaken:
+class CutTaken(Plain, frozen=True, kw_only=True):
     """The local state of this epoch was frozen just now."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochCommitted:
+class EpochCommitted(Plain, frozen=True, kw_only=True):
     """The epoch cannot be lost any more."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EpochDropped:
+class EpochDropped(Plain, frozen=True, kw_only=True):
     """The epoch ended otherwise."""
 
     epoch: Epoch
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TurnsLogged:
+class TurnsLogged(Plain, frozen=True, kw_only=True):
     """The turns that emitted outputs up to this number are in the write-ahead log, durable."""
 
     through: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDelivered:
+class BatchDelivered(Plain, frozen=True, kw_only=True):
     """The sink answered: one receipt per output, in order."""
 
     sink: str
@@ -141,8 +133,7 @@ class BatchDelivered:
     receipts: Sequence[Receipt]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFailed:
+class BatchFailed(Plain, frozen=True, kw_only=True):
     """The sink did not take the batch, or it is not known whether it did."""
 
     sink: str
@@ -150,8 +141,7 @@ class BatchFailed:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkFenced:
+class SinkFenced(Plain, frozen=True, kw_only=True):
     """The sink refuses us."""
 
     sink: str
@@ -162,8 +152,7 @@ class SinkFenced:
     """No restore order can make this process its writer again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxTimerFired:
+class OutboxTimerFired(Plain, frozen=True, kw_only=True):
     """The instant that `SetOutboxTimer` named has come, or an earlier one."""
 
 
@@ -185,8 +174,7 @@ OutboxEvent: TypeAlias = (
 # --- effects ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HoldOutputs:
+class HoldOutputs(Plain, frozen=True, kw_only=True):
     """Keep these with the agent, for the next cut."""
 
     agent: AgentId
@@ -195,15 +183,13 @@ class HoldOutputs:
     outputs: tuple[Output, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LetGoOutputs:
+class LetGoOutputs(Plain, frozen=True, kw_only=True):
     """These have reached their sink, or never will: the agent need not keep them."""
 
     outputs: tuple[tuple[AgentId, int], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverBatch:
+class DeliverBatch(Plain, frozen=True, kw_only=True):
     """Give these to the sink, and say what came of it under this batch's number."""
 
     sink: str
@@ -211,52 +197,45 @@ class DeliverBatch:
     outputs: tuple[Output, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TellDiverged:
+class TellDiverged(Plain, frozen=True, kw_only=True):
     """A sink has another payload under an output's token."""
 
     output: Output
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutOutputAside:
+class PutOutputAside(Plain, frozen=True, kw_only=True):
     """A sink will never take this output."""
 
     output: Output
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TellSinkFailing:
+class TellSinkFailing(Plain, frozen=True, kw_only=True):
     """A sink does not take outputs; said once until it does again."""
 
     sink: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantEpoch:
+class WantEpoch(Plain, frozen=True, kw_only=True):
     """Much is held; an epoch would release it."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefuseEmits:
+class RefuseEmits(Plain, frozen=True, kw_only=True):
     """From now on agents cannot emit; with an empty reason they can again."""
 
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetOutboxTimer:
+class SetOutboxTimer(Plain, frozen=True, kw_only=True):
     """Give `OutboxTimerFired` at this instant; takes the place of the one before."""
 
     at: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndFenced:
+class EndFenced(Plain, frozen=True, kw_only=True):
     """A sink says that we are a zombie: stop the participant."""
 
     reason: str

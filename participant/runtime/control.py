@@ -17,9 +17,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from participant.runtime.backoff import Backoff
+from participant.runtime.late_trust import aiohttp
 from participant.runtime.tasks import TaskSet
 from protocol.errors import ConfigError, FencedError, MalformedFrame, Refused, SnapshotError
 from protocol.failpoints import armed, fp

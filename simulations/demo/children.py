@@ -118,6 +118,8 @@ async def start(
     """
     before: Callable[[], None] | None = _die_with_parent if die_with_parent else None
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})}
+    # What is installed has its bytecode: a child that compiles all modules at each start would measure the compiler.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with log.open("ab") as errors:
         process = await asyncio.create_subprocess_exec(
             *arguments,
