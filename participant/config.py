@@ -60,8 +60,9 @@ class ParticipantConfig:
     participant goes on from the log of its turns, which it needs a folder (`local`) for, and the others notice nothing."""
     effects: str | EffectBackend = field(default="", repr=False)
     """Where the effect ledger is, which steps and questions need: ``redis://[user:password@]host:port`` (``rediss://``) for
-    agents that may have to leave a lost disk behind; nothing: a log in `local`, if there is one. Not shown, since it may hold a
-    password."""
+    agents that may have to leave a lost disk behind, or go to other participants; nothing: a log in `local`, if there is one. An
+    agent that comes from elsewhere has then done what is not known here: its steps are resolved first, or in doubt. Not shown,
+    since it may hold a password."""
     ca_file: str | None = None
     """The authority that coordinators' ``https://`` certificates are checked against (``tls/ca.pem`` of ``cleancut keys
     init``); None: what this machine trusts."""

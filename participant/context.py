@@ -313,8 +313,8 @@ class Context:
             name: Of the step; default: the function's name. A step that is renamed is another step.
             retry: How often the function is called at most, and with which pauses, when it raises. Needs `idempotent` or
                 `resolve`: a call that raised may have been done.
-            resolve: ``async def resolve(token)``, asked where a call was begun and has no end: gives the result, `DidNotHappen()`
-                or `InDoubt()`.
+            resolve: ``async def resolve(token)``, asked where a call was begun and has no end, and where the agent came from a
+                place whose effect ledger is not known here: gives the result, `DidNotHappen()` or `InDoubt()`.
             idempotent: The other side does a token's thing only once, or the function only reads: a call may be made again.
             intent: What must be the same when the turn runs again; default: all arguments.
             diverged: When it is not: ``refuse`` parks the turn with `StepDiverged`; ``replay`` takes the recorded result; ``ask``

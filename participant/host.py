@@ -306,6 +306,7 @@ class AgentHost:
         "journals",
         "lineage",
         "mailbox",
+        "origins",
         "outputs",
         "parked",
         "questions",
@@ -346,6 +347,9 @@ class AgentHost:
         self.lineage: str = self.id
         """What positions of its turns are named after: its id, or the one that it had before a restore renamed it."""
         self.id_bytes = self.id.encode()
+        self.origins: dict[str, int] = {}
+        """Participants whose local snapshots this life of the agent came from, each with its session then: what the agent did
+        after those, it did there."""
         self.outputs: dict[int, Output] = {}
         """Outputs that are not known to have reached their sink, by the number that the outbox gave them, ascending."""
         self.sinks: Container[str] = ()
@@ -403,6 +407,10 @@ class AgentHost:
         """Name positions after this agent id from now on."""
         self.lineage = lineage
         self.id_bytes = lineage.encode()
+
+    def came_from(self, participant: str, session: int) -> None:
+        """The state is of that participant's local snapshot, taken in that session."""
+        self.origins[participant] = min(session, self.origins.get(participant, session))
 
     def deliver(self, envelope: Envelope, data: bytes) -> None:
         """Put a message at the end of the mailbox. Drivers may append to `mailbox` themselves."""

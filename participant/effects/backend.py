@@ -20,6 +20,9 @@ class EffectBackend(Protocol):
 
     Every method raises `FencedError` for a fencing token older than the newest one seen, `StoreError` when the place is broken
     for good, and `Unreachable` when it does not answer: whether it acted is unknown then, and asking again is right.
+
+    A ledger that is not everybody's has ``knows(participant, session) -> bool``, too: whether what that participant's agents
+    have done since a cut in that session is in it. Without it, it is.
     """
 
     shared: bool

@@ -3,7 +3,8 @@
 A change is decided and applied in memory at once, and answered when it, and all before it, is durable. So two that race for
 one position are told the same, in the order in which they came.
 
-What it cannot do: follow an agent to another host, or survive its disk. For that there is Redis.
+What it cannot do: follow an agent to another host, or survive its disk. For that there is Redis. It says so (`knows`): what may
+have been done elsewhere is found out by the step's resolver, or in doubt, and never done again in silence.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ class LocalEffects:
         self._group: GroupCommit | None = None
         self._life: Life | None = None
         self._opening = asyncio.Lock()
+        self._participant = participant
+        self._began_in = 0
+        """Session that found no ledger here and began one; 0: there was one."""
         self._live_bytes = 0
         """What counted when the log was last read or rewritten."""
 
@@ -83,6 +87,8 @@ class LocalEffects:
                 await asyncio.to_thread(self._folder.take_over, life)
                 files = await asyncio.to_thread(self._folder.files, LOG_NAME)
                 self._ledger, log = await asyncio.to_thread(_recovered, files, self._identity, self._folder)
+                if not self._ledger.fence.sessions:
+                    self._began_in = fence.session
                 log.begin(life)
                 self._live_bytes = sum(len(encode_change(change)) for change in self._ledger.dump())
                 self._group = GroupCommit(log)
@@ -90,6 +96,10 @@ class LocalEffects:
             fenced = self._ledger.admit(fence)
         if fenced is not None:
             await self._keep([fenced])
+
+    def knows(self, participant: str, session: int) -> bool:
+        """Whether what that participant's agents have done since a cut in that session is in this ledger."""
+        return participant == self._participant and self._began_in <= session
 
     async def claim(self, entry: Entry, fence: FencingToken) -> Claimed | Known:
         """See `EffectBackend.claim`."""

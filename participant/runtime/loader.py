@@ -288,6 +288,7 @@ class Loader:
             mailbox = [renamed_bytes(data, renames, where) for data in mailbox]
             timers = [(left, renamed_bytes(data, renames, where)) for left, data in timers]
         host.descend(snapshot.was or snapshot.id)
+        host.came_from(source, sources.snapshots[source].session)
         host.load(
             saved.fields,
             state_version=snapshot.state_version,

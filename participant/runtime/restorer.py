@@ -117,6 +117,8 @@ class Restorer:
         self._sink = sink
         self._known: dict[str, AgentHost] = {host.id: host for host in hosts}
         """All that were here at any time: an agent that went and comes back is the same object."""
+        self._taken: dict[str, None] = {}
+        """Those that were others' before they came here."""
         self._beginnings = dict.fromkeys(self._known, Beginning(hosts, cut_clock))
         self._allow_cloudpickle = allow_cloudpickle
         self._loader = Loader(
@@ -266,6 +268,7 @@ class Restorer:
             raise RecoveryError(f"what was made for agent {agent} calls itself {getattr(made, 'id', made)!r}")
         host = AgentHost(made, self._registry, self._cut_clock)
         self._known[host.id] = host
+        self._taken[host.id] = None
         self._beginnings[host.id] = Beginning([host], self._cut_clock)
         return host
 
@@ -274,3 +277,5 @@ class Restorer:
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         self._beginnings[host.id].load(host, now=now, allowed=allowed)
         host.start_fresh(self._cluster, self._fresh)
+        if host.id in self._taken:
+            host.came_from("another participant", 0)

@@ -53,8 +53,17 @@ class StepCaller:
         self._pause = pause
         self.counts = dict.fromkeys(("steps_done", "steps_replayed", "steps_in_doubt", "steps_diverged"), 0)
 
-    async def perform(self, agent: str, context: Context, call: StepCall, token: str) -> FinishedStep:
+    async def perform(
+        self, agent: str, context: Context, call: StepCall, token: str, *, elsewhere: str = ""
+    ) -> FinishedStep:
         """The step's end: of an earlier time, or of now.
+
+        Args:
+            agent: That makes it.
+            context: Of its turn.
+            call: The step.
+            token: Of its place.
+            elsewhere: Where it may have been done without this ledger's knowledge; "": nowhere.
 
         Raises:
             Parking: Somebody outside has to decide.
@@ -63,6 +72,7 @@ class StepCaller:
         entry = self._ledger.new_entry(
             agent, context, Kind.STEP, call.name, call.ordinal, token, call.intent, call.shown
         )
+        unheard = bool(elsewhere) and not call.idempotent and await self._is_unheard(token)
         fp("effect.before_claim")
         answer = await self._ledger.ask(lambda: self._ledger.backend.claim(entry, self._ledger.fence()))
         fp("effect.claimed")
@@ -82,7 +92,16 @@ class StepCaller:
             if not isinstance(found, bytes):
                 return found
             claim_id = found
+        elif unheard:
+            what = f"may have been done before: its agent was at {elsewhere}, whose effect ledger is not known here"
+            found = await self._reconcile(agent, context, call, token, claim_id, what)
+            if not isinstance(found, bytes):
+                return found
+            claim_id = found
         return await self._attempts(agent, context, call, token, claim_id)
+
+    async def _is_unheard(self, token: str) -> bool:
+        return await self._ledger.ask(lambda: self._ledger.backend.entry(token)) is None
 
     async def _attempts(
         self, agent: str, context: Context, call: StepCall, token: str, claim_id: bytes

@@ -272,7 +272,8 @@ class StepRunner:
         task = self._running.get(token)
         if task is None:
             task = self._running[token] = asyncio.get_running_loop().create_task(
-                self._caller.perform(host.id, context, call, token), name=f"step {call.name}"
+                self._caller.perform(host.id, context, call, token, elsewhere=self._elsewhere(host)),
+                name=f"step {call.name}",
             )
             task.add_done_callback(lambda done: self._performed(token, done))
         waiter = (context, calls)
@@ -288,6 +289,13 @@ class StepRunner:
             waiters.remove(waiter)
             if token in self._pausing:
                 calls.waiting -= 1
+
+    def _elsewhere(self, host: AgentHost) -> str:
+        """Where the agent may have done what the ledger does not know; "": nowhere."""
+        knows = getattr(self.backend, "knows", None)
+        if knows is None or not host.origins:
+            return ""
+        return ", ".join(name for name, session in sorted(host.origins.items()) if not knows(name, session))
 
     async def _pause(self, token: str, ns: int) -> None:
         """Between two attempts of a step: turns that await it do nothing but wait."""

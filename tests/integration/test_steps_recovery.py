@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import shutil
 import subprocess
 import sys
 import threading
@@ -360,6 +361,55 @@ async def test_the_ledger_in_a_participants_own_folder_outlives_it_and_its_incar
         assert entry.incarnation == 1
         assert entry.closed_after >= epoch.number, "that epoch is kept, and brings the place back"
     assert (tmp_path / "p1" / "effects").is_dir()
+
+
+@pytest.mark.parametrize("how", ["token", "resolve", "nothing"])
+@pytest.mark.parametrize("why", ["moved", "moved at the start", "disk lost"])
+async def test_what_was_done_where_the_ledger_here_does_not_reach_is_found_out_or_in_doubt(
+    tmp_path: Path, how: str, why: str
+):
+    """Each participant has a ledger of its own. The agent comes back elsewhere, or its disk is lost: never done twice in silence."""
+    if how == "token":
+        Shop.how, Shop.charge = {"idempotent": True}, staticmethod(Bank.charge_once)
+    elif how == "resolve":
+        Shop.how = {"resolve": Bank.find}
+
+    class Other(Agent, kind="other"):
+        seen = value(int, default=0)
+
+    cluster = Cluster(Shop("main"), Other("main"), local=str(tmp_path))
+    cluster.effects = ""  # type: ignore[assignment]
+    async with cluster:
+        epoch = None if why == "moved at the start" else await cluster.epoch()
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        await cluster.crash("p1")
+        if why == "disk lost":
+            shutil.rmtree(tmp_path / "p1")
+            await cluster.restore(epoch)
+        else:
+            await cluster.restore(epoch, placement={"p1": [], "p2": ["shop/main", "other/main"]})
+        await cluster.advance(61)
+        participant = cluster.participant_of("shop/main")
+        assert participant.id == ("p1" if why == "disk lost" else "p2")
+        if how == "nothing":
+            (parked,) = participant.parked
+            assert parked.cause == "in-doubt"
+            assert "may have been done before: its agent was at" in parked.reason
+            assert receipts(cluster) == {}
+            await cluster.settle(parked.token, Happened(Bank.by_token[parked.token]))
+            await cluster.idle()
+        assert Bank.charges == ["o1"]
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        # What was certainly not done is done, once somebody says so.
+        await cluster.send("shop/main", Order("o2"))
+        await cluster.idle()
+        if how == "nothing":
+            (parked,) = participant.parked
+            await cluster.settle(parked.token, DidNotHappen())
+            await cluster.idle()
+        assert Bank.charges == ["o1", "o2"]
+        assert participant.parked == ()
 
 
 async def test_a_ledger_that_cannot_be_written_ends_the_participant_and_nothing_is_called(
