@@ -124,6 +124,7 @@ from protocol.messages import (
     LocalReport,
     Register,
 )
+from protocol.messages import EpochCommitted as CommitTold
 from protocol.outputs import FencingToken
 from protocol.version import __version__
 from protocol.wire import FrameCodec
@@ -432,7 +433,8 @@ class Participant:
             agent: ``kind/name``.
             message: Of a type that this participant knows.
             token: The caller's own name for this input, unique to it. Who does not know whether an input was taken gives it
-                again with the same token: it is taken once. Needs a folder for local files.
+                again with the same token: it is taken once. Needs a folder for local files. The participant that took it knows it, and
+                whoever hosts its agents in an epoch that has it: give it again here, or always over the coordinators' API.
 
         Raises:
             Overloaded: Too much is in flight here, waits for agents that nobody hosts, or has not been committed yet; try again
@@ -958,6 +960,8 @@ class Participant:
             if message.session == self._machine.session and not self._closed:
                 self._tasks.spawn(self._consult_for(message), name="an operator's look or word")
             return
+        if isinstance(message, CommitTold) and self._intake is not None and message.session == self._machine.session:
+            self._intake.keeps(message.kept)
         self._step(ControlArrived(message=message))
 
     async def _consult_for(self, asked: Consult) -> None:
