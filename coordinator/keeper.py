@@ -551,6 +551,7 @@ class EpochKeeper:
                     epoch=number,
                     manifest=record.manifest,
                     ended_through=state.ended_through,
+                    kept=desk.ledger.kept_epochs(),
                 ),
             )
             return

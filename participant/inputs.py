@@ -33,7 +33,7 @@ TOKENS_KEPT: Final = 100_000
 """Tokens of inputs that have left the log: 4 MB when written down, some 20 MB in memory."""
 JOINS_KEPT: Final = 256
 MARKS_KEPT: Final = 64
-"""Committed epochs whose input can be replayed, while there is room for it."""
+"""Committed epochs whose input can be replayed, while there is room for it; savepoints come on top."""
 MARKS_KEPT_TIGHT: Final = 3
 """The same when half of the room is taken: the newest epoch may turn out to be damaged, and the one before it, too."""
 HASH_BYTES: Final = 16
@@ -170,6 +170,9 @@ class InputIndex:
         """Oldest first."""
         self._tokens_kept = tokens_kept
         self._marks: list[MarkRecord] = []
+        """Of the newest `MARKS_KEPT` epochs and of savepoints; all that the log holds, while it is not known which those are."""
+        self._savepoints: frozenset[int] | None = None
+        """Asked, never iterated."""
         self._joins: list[JoinRecord] = []
 
     def apply(self, position: int, record: LogRecord) -> None:
@@ -185,13 +188,24 @@ class InputIndex:
                     self._tokens[record.token] = Known(record.digest, position)
             case MarkRecord():
                 self._marks.append(record)
-                del self._marks[:-MARKS_KEPT]
+                self._forget_marks()
             case JoinRecord():
                 self._joins.append(record)
                 del self._joins[:-JOINS_KEPT]
             case TokensRecord():
                 for token, digest, known in record.tokens:
                     self._tokens.setdefault(token, Known(digest, known))
+
+    def keep(self, savepoints: Iterable[int]) -> None:
+        """These epochs are savepoints, and no others."""
+        self._savepoints = frozenset(savepoints)
+        self._forget_marks()
+
+    def _forget_marks(self) -> None:
+        savepoints = self._savepoints
+        if savepoints is not None and len(self._marks) > MARKS_KEPT:
+            old = [mark for mark in self._marks[:-MARKS_KEPT] if mark.epoch in savepoints]
+            self._marks = [*old, *self._marks[-MARKS_KEPT:]]
 
     def look_up(self, token: bytes, digest: bytes) -> Known | None:
         """Whether an input with this token was taken before.
@@ -225,15 +239,21 @@ class InputIndex:
         """Whether a membership is noted that began after that epoch."""
         return any(join.epoch >= epoch for join in self._joins)
 
-    def deletable(self, *, keep: int = MARKS_KEPT) -> int:
+    def deletable(self, *, keep: int = MARKS_KEPT, first: int | None = None) -> int:
         """Every record below this number can go: the epochs that matter hold it.
 
         Args:
             keep: So many of the newest committed epochs matter; with fewer than these, nothing goes.
+            first: Number of the oldest record that is there: savepoints behind which nothing is missing yet matter, too. None: none
+                of them does.
         """
         if len(self._marks) < keep:
             return 0
-        return min(mark.position for mark in self._marks[-keep:]) + 1
+        old = []
+        if first is not None and self._savepoints is not None:
+            savepoints = self._savepoints
+            old = [each for each in self._marks[:-keep] if each.epoch in savepoints and each.position + 1 >= first]
+        return min(mark.position for mark in (*old, *self._marks[-keep:])) + 1
 
     def carried(self, before: int) -> TokensRecord:
         """The tokens that are to be written down anew before records below `before` go; the newest of them.

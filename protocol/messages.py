@@ -402,6 +402,8 @@ class EpochCommitted(Control, frozen=True, kw_only=True, tag="epoch-committed"):
     manifest: str
     """Digest of the manifest."""
     ended_through: int = 0
+    kept: tuple[int, ...] = ()
+    """Epochs that are savepoints, sorted: what they would bring back is kept as long as there is room."""
 
 
 class ReportRefused(Control, frozen=True, kw_only=True, tag="report-refused"):

@@ -50,6 +50,10 @@ class SavepointRules:
         """The names of an epoch, sorted. Whoever removes old epochs leaves those that have any."""
         return self._names.get(epoch, ())
 
+    def kept_epochs(self) -> tuple[int, ...]:
+        """Epochs that have a name, sorted."""
+        return tuple(sorted(self._names))
+
     # --- inside -------------------------------------------------------------------------------------------------------
 
     def _derive_names(self) -> None:

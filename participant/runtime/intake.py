@@ -495,6 +495,10 @@ class Intake:
         """The epoch ended otherwise."""
         self._cuts.pop(epoch, None)
 
+    def keeps(self, savepoints: Iterable[int]) -> None:
+        """These epochs are savepoints, and no others: what comes behind them is kept, while there is room for it."""
+        self._index.keep(savepoints)
+
     def committed(self, epoch: int) -> None:
         """The epoch is committed: what it holds need not be replayed any more, once there is no room."""
         position = self._cuts.pop(epoch, None)
@@ -514,9 +518,14 @@ class Intake:
     async def _delete(self, *, full: bool) -> None:
         self._truncated_at = self._log.newest_ordinal
         tight = self._log.size > self._bytes_max // 2
-        before = self._index.deletable(keep=1 if full else MARKS_KEPT_TIGHT if tight else MARKS_KEPT)
-        if before <= await asyncio.to_thread(self._first):
+        keep = 1 if full else MARKS_KEPT_TIGHT if tight else MARKS_KEPT
+        first = await asyncio.to_thread(self._first)
+        # New input is never refused for the sake of an old savepoint.
+        before = self._index.deletable(keep=keep, first=None if full or tight else first)
+        if before <= first:
             return
+        if before > self._index.deletable(keep=keep, first=first):
+            log.warning("%s: little room is left: what came behind savepoints is not kept any more", self._files.where)
         # First what the deleted records told of tokens, then they.
         carried = self._index.carried(before)
         if carried.tokens:

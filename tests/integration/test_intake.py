@@ -405,6 +405,36 @@ async def test_going_back_beyond_what_was_deleted_is_refused_by_name_and_can_be_
     await closed(desk)
 
 
+async def test_a_savepoint_can_be_gone_back_to_after_any_number_of_epochs_and_input_is_never_refused_for_it(tmp_path):
+    desk = await joined(tmp_path, bytes_max=1024 * KIB)
+    blob = b"x" * (3 * KIB)
+    cut = {}
+    for epoch in range(1, 120):
+        cut[epoch] = desk.intake.cut(epoch)
+        await desk.add([epoch, blob], token=f"t{epoch}")
+        desk.intake.keeps([3])
+        desk.intake.committed(epoch)
+        await _until_deleted(desk)
+    await desk.intake.check(epoch=3, position=cut[3])
+    await closed(desk)
+
+    again = Desk(tmp_path, bytes_max=1024 * KIB)
+    await again.intake.open()
+    assert await again.restore(Life(2, 2), epoch=3, position=cut[3]) == 117
+    assert [value[0] for value in again.entered] == list(range(3, 120))
+    blob = b"x" * (40 * KIB)
+    for epoch in range(120, 150):
+        again.intake.cut(epoch)
+        await again.add([epoch, blob])
+        again.intake.keeps([3])
+        again.intake.committed(epoch)
+        await _until_deleted(again)
+    with pytest.raises(InputsMissing):
+        await again.intake.check(epoch=3, position=cut[3])
+    assert again.intake.statistics()["inputs_log_bytes"] < 700 * KIB
+    await closed(again)
+
+
 async def test_input_waits_for_membership_and_ends_with_the_participant(tmp_path):
     desk = Desk(tmp_path)
     await desk.intake.open()

@@ -101,6 +101,31 @@ def test_with_room_the_last_epochs_can_all_be_replayed_and_without_it_fewer_of_t
     assert InputIndex().deletable(keep=1) == 0
 
 
+def test_what_comes_behind_a_savepoint_is_kept_as_long_as_none_of_it_is_missing():
+    index = index_of(*[MarkRecord(epoch, 10 * epoch) for epoch in range(1, 4 * MARKS_KEPT)])
+    newest = 10 * (3 * MARKS_KEPT) + 1
+    assert index.deletable(first=1) == newest, "nobody has said yet which epochs are savepoints"
+    index.keep([7, 9, 1_000])
+    assert index.deletable(first=1) == index.deletable(first=71) == 71
+    assert index.deletable(first=72) == 91
+    assert index.deletable(first=92) == index.deletable() == newest
+    assert index.deletable(keep=3, first=1) == 71
+    for epoch in range(4 * MARKS_KEPT, 6 * MARKS_KEPT):
+        index.apply(epoch, MarkRecord(epoch, 10 * epoch))
+    assert index.deletable(first=1) == 71
+    index.keep([9])
+    assert index.deletable(first=1) == 91
+    index.keep([])
+    assert index.deletable(first=1) == index.deletable() == 10 * (5 * MARKS_KEPT) + 1
+
+
+def test_a_log_that_is_read_again_knows_the_marks_of_savepoints_before_it_hears_which_they_are():
+    index = index_of(*[MarkRecord(epoch, 10 * epoch) for epoch in range(1, 4 * MARKS_KEPT)])
+    index.apply(1_000, MarkRecord(4 * MARKS_KEPT, 10 * 4 * MARKS_KEPT))
+    index.keep([7])
+    assert index.deletable(first=1) == 71
+
+
 def test_an_epoch_that_was_cut_while_input_came_again_keeps_what_comes_behind_it():
     index = index_of(MarkRecord(1, 50), MarkRecord(2, 90), MarkRecord(3, 60))
     assert index.deletable(keep=2) == 61

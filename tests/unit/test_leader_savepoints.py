@@ -8,6 +8,7 @@ from coordinator.events import LostLeadership, PinRequested, RestoreRequested, U
 from coordinator.ledger import Ledger
 from coordinator.machine import Leader
 from protocol.ids import Instant
+from protocol.messages import EpochCommitted
 from tests.coordinator_world import RECOVERING, World, cluster
 
 
@@ -82,6 +83,27 @@ def test_request_on_its_way_when_leadership_is_lost_is_answered_as_unknown_and_m
     request = pin(world, 1, "x")
     world.run(0.1)
     assert world.answers[request]["outcome"] in {"pinned", "already"}
+
+
+def test_participants_hear_with_each_commit_which_epochs_are_kept():
+    """So that they keep what a way back to one of them needs."""
+    world = committed()
+    pin(world, 1, "x")
+    pin(world, 1, "y")
+    world.run(0.1)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.run(0.1)
+    unpin(world, "x")
+    unpin(world, "y")
+    pin(world, 2, "z")
+    world.run(0.1)
+    world.trigger()
+    world.run(until=lambda: world.state_of(3) == "committed")
+    world.run(0.1)
+    for participant in world.participants.values():
+        heard = [each for each in participant.received if isinstance(each, EpochCommitted)]
+        assert [(each.epoch, each.kept) for each in heard] == [(1, ()), (2, (1,)), (3, (2,))]
 
 
 def test_names_outlive_leaders_that_die_and_restart_and_rollbacks():
