@@ -505,6 +505,7 @@ class SimulatedCluster:
             life.alive
             and not life.pump.busy
             and not life.input_comes
+            and not life.parked_steps()
             and not life.machine.outgoing_bytes
             and not life.machine.flush_wanted
             for life in self.lives.values()

@@ -770,6 +770,14 @@ MUTANTS: Final[dict[str, Mutant]] = {
         runtimes=True,
         workload="orders",
     ),
+    "word-overrides": Mutant(
+        what="an operator's word counts although the step has its end",
+        patch=at_outside.word_overrides,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
     "unheard-report": Mutant(
         what="the uploader reports before the store has answered", patch=at_drivers.unheard_report, runtimes=True
     ),

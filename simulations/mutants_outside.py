@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     from simulations.mutants import Patcher
 
@@ -234,3 +236,20 @@ def owner_unchecked(patcher: Patcher) -> None:
         return trusting
 
     patcher.method(DurableLog, "write", make)
+
+
+def word_overrides(patcher: Patcher) -> None:
+    """An operator's word counts although the step has its end."""
+    from participant.effects.entries import State
+    from participant.effects.ledger import EffectLedger
+
+    def make(settle: Any) -> Any:  # noqa: ANN401 - the patched method
+        def obedient(self: Any, token: str, *arguments: Any, **more: Any) -> Any:  # noqa: ANN401 - as the method
+            entry = self.entries.get(token)
+            if entry is not None and entry.ended:
+                self.entries[token] = msgspec.structs.replace(entry, state=State.CLAIMED)
+            return settle(self, token, *arguments, **more)
+
+        return obedient
+
+    patcher.method(EffectLedger, "settle", make)

@@ -145,6 +145,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """With `elsewhere`: participants take agents of one that stays away for so long; 0: nobody takes what it does not declare."""
     spares: int = 0
     """With `elsewhere`: participants that begin without agents, once an operator wants more hosts."""
+    settled: bool = False
+    """With `orders`: what became of a step cannot always be found out, and an operator decides."""
     refuse: bool = False
     """With `recovery`: the policy refuses to go further back than the newest epoch by itself; an operator has to name one."""
     mutant: str = ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from blake3 import blake3
 
-from participant import DidNotHappen
+from participant import DidNotHappen, InDoubt
 from participant.outbox import DELIVERED, DUPLICATE, Receipt
 from participant.sinks.base import SinkError
 from protocol.errors import SnapshotError
@@ -146,6 +146,7 @@ class Ways:
         self._outside = outside
         self._life = life
         self._random = stream(life.cluster.options.seed, f"outside:{life.name}:{life.number}")
+        self._doubt = stream(life.cluster.options.seed, f"doubt:{life.name}:{life.number}")
 
     async def charge(self, order: str, cents: int, *, token: str) -> int:
         """At the counter that forgives."""
@@ -155,15 +156,17 @@ class Ways:
         """At the counter that does not."""
         return int(await self._charge(order, cents, token, forgiving=False))
 
-    async def find(self, token: str) -> int | DidNotHappen:
-        """Whether a charge was made."""
+    async def find(self, token: str) -> int | DidNotHappen | InDoubt:
+        """Whether a charge was made; where an operator decides, it cannot always be told."""
         outside = self._outside
         self._life.cluster.probes.hit("effect.in_doubt")
+        if outside.cluster.options.settled and self._doubt.chance(1, 2):
+            return InDoubt("the bank is closed")
         while True:
             try:
                 found = await self._request(lambda: outside.bank.find(token, at=outside.cluster.world.now))
             except BankFailed:
-                continue  # whoever cannot tell parks the turn, and these worlds have no operator
+                continue  # whoever cannot tell parks the turn
             return DidNotHappen() if found is None else int(found)
 
     async def _charge(self, order: str, cents: int, token: str, *, forgiving: bool) -> Any:  # noqa: ANN401 - the bank's answer

@@ -61,10 +61,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from participant.agent import Agent
+    from participant.effects.entries import Entry
     from participant.failure import DeadLettered, Parked, Stopped
     from participant.machine_events import Delivery, Effect, Event
+    from participant.runtime.effect_desk import Settlement
     from participant.runtime.intake import Taken
-    from protocol.messages import Member, ToParticipant
+    from protocol.consulting import ConsultRequest
+    from protocol.messages import Consulted, Member, ToParticipant
     from protocol.topology import Topology
     from simulations.cluster import SimulatedCluster
     from simulations.ghost import GhostLife
@@ -283,6 +286,18 @@ class ParticipantLife(Process):
     def input_comes(self) -> bool:
         """Whether input is on its way from a log to the agents."""
         return False
+
+    def parked_steps(self) -> list[str]:
+        """Tokens of steps for which turns wait."""
+        return []
+
+    async def settle(self, token: str, settlement: Settlement) -> Entry:
+        """As `Participant.settle`."""
+        raise NotImplementedError
+
+    async def consult(self, what: ConsultRequest) -> Consulted:
+        """What a participant answers to an operator who asks by way of the coordinators."""
+        raise NotImplementedError
 
     def open_questions(self) -> list[tuple[str, str]]:
         """Token of each, and the order that it is about."""

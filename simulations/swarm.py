@@ -101,6 +101,8 @@ SPOILING: Final = (
     "store-rot-upload",
 )
 """Kinds that may leave no epoch to go back to."""
+ELSEWHERE_WORKLOADS: Final = ("bank", "ring", "pipeline")
+"""Whose agents others can take."""
 ELSEWHERE_ONE_OF: Final = 3
 """One in so many worlds that recover."""
 _CLOCK_NS_MAX: Final = 3600 * SECOND
@@ -181,7 +183,7 @@ def _draw_elsewhere(options: Options, random: Prng, wanted: bool | None) -> None
     """In some of these worlds agents go elsewhere, come back under other names, or not at all; in some nobody goes further back alone."""
     options.refuse = bool(random.chance(1, 8))
     drawn = bool(random.chance(1, ELSEWHERE_ONE_OF))
-    if options.workload == "orders" or not (drawn if wanted is None else wanted):
+    if options.workload not in ELSEWHERE_WORKLOADS or not (drawn if wanted is None else wanted):
         return
     options.elsewhere = True
     options.topology = "mesh"  # wherever agents go, they reach the others
@@ -211,6 +213,7 @@ def fit_workload(options: Options) -> None:
         options.tick_ns = max(options.tick_ns, 300 * MS)
         options.interval_ns = max(options.interval_ns, 300 * MS)
         options.faults_ns = min(options.faults_ns, 8 * SECOND)
+        options.settled = bool(stream(options.seed, "settled").chance(1, 2))
     elif options.workload == "hot-spot":
         options.topology = random.pick(("star", "star", options.topology))
 
@@ -388,6 +391,8 @@ def draw_run(
     if workload is not None:
         options.workload = workload
         fit_workload(options)
+        if workload not in ELSEWHERE_WORKLOADS:
+            options.elsewhere, options.takeover_ns, options.spares = False, 0, 0
     return Run(options=options, faults=draw_faults(options))
 
 

@@ -23,6 +23,7 @@ from participant.runtime.loader import Loaded
 from participant.runtime.participant import Participant
 from protocol.errors import Overloaded, Refused, SnapshotError, WireError
 from protocol.ids import Instant
+from protocol.messages import Consult
 from simulations.local_disk import ROOT, SimulatedFolder
 from simulations.participant_node import ParticipantLife
 from simulations.prng import stream
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from participant.agent import Agent
+    from participant.effects.entries import Entry
     from participant.events import ParticipantEvent
     from participant.failure import DeadLettered, Parked, Stopped
     from participant.host import AgentHost
@@ -50,10 +52,12 @@ if TYPE_CHECKING:
         LocalPersisted,
         RestoreLocal,
     )
+    from participant.runtime.effect_desk import Settlement
     from participant.runtime.intake import Taken
     from participant.runtime.log_files import LocalFolder
     from participant.runtime.pump import Pump
-    from protocol.messages import Restore, ToParticipant
+    from protocol.consulting import ConsultRequest
+    from protocol.messages import Consulted, Restore, ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
     from simulations.world import Timer
 
@@ -227,8 +231,11 @@ class WatchedParticipant(Participant):
         super().outputs_emitted(host, outputs)
 
     def turn_parked(self, outcome: Parked) -> None:
-        """See `Participant`: in these worlds whatever is in doubt can be found out."""
+        """See `Participant`: in most of these worlds whatever is in doubt can be found out."""
         super().turn_parked(outcome)
+        if self.life.cluster.options.settled and outcome.cause == "in-doubt":
+            self.life.cluster.probes.hit("turn.parked")
+            return
         self._judged(self._no_parking, outcome)
 
     def _no_parking(self, outcome: Parked) -> None:
@@ -392,6 +399,21 @@ class RuntimeParticipantLife(ParticipantLife):
     def input_comes(self) -> bool:
         """See `ParticipantLife`: the product's own."""
         return self.member and self.participant._input_comes  # noqa: SLF001 - the oracles look at what the driver has
+
+    def parked_steps(self) -> list[str]:
+        """See `ParticipantLife`: the product's own."""
+        if not self.member:
+            return []
+        return [parked.token for parked in self.participant.parked]
+
+    async def settle(self, token: str, settlement: Settlement) -> Entry:
+        """See `ParticipantLife`: the product's own."""
+        return await self.participant.settle(token, settlement)
+
+    async def consult(self, what: ConsultRequest) -> Consulted:
+        """See `ParticipantLife`: the product's own."""
+        asked = Consult(session=int(self.machine.session), request=1, what=what)
+        return await self.participant._desk.answer(asked)  # noqa: SLF001 - the answer itself, whatever the connection
 
     def open_questions(self) -> list[tuple[str, str]]:
         """See `ParticipantLife`: the product's own."""

@@ -17,6 +17,7 @@ from protocol.errors import Refused, SnapshotError
 from simulations.oracles.orders import check_orders, demand_orders
 from simulations.outside import ArchiveSink, Outside, Ways
 from simulations.prng import log_uniform, stream
+from simulations.settling import Settler, answered_by_consulting
 from simulations.violations import Violation
 from simulations.workloads.awaited import AwaitedWorkload
 from simulations.world import MS, SECOND
@@ -143,6 +144,7 @@ class Orders(AwaitedWorkload):
         self.told: dict[str, str] = {}
         """Order -> what the human said, and was told to be taken."""
         self._numbers: dict[str, int] = {}
+        self._settler = Settler(self, options) if options.settled else None
 
     def connected(self, cluster: SimulatedCluster) -> None:
         """The world is there."""
@@ -192,6 +194,8 @@ class Orders(AwaitedWorkload):
         life.visited = True
         life.later(self._human.below(LOOK_NS), self._look, life, {})
         life.later(self._customers.below(self._pause_ns), self._customer, life)
+        if self._settler is not None:
+            self._settler.begin(life)
 
     # --- outside input ------------------------------------------------------------------------------------------------
 
@@ -239,7 +243,10 @@ class Orders(AwaitedWorkload):
 
     async def _say(self, life: ParticipantLife, token: str, order: str, word: str) -> None:
         try:
-            took = await life.say(token, word)
+            if self._settler is not None and self._human.chance(1, 2):
+                took = await answered_by_consulting(life, token, word)
+            else:
+                took = await life.say(token, word)
         except (Refused, SnapshotError):
             return
         life.cluster.probes.hit(f"question.{took}")
