@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from participant.state import keyed, value
     from participant.steps import (
         DidNotHappen,
+        DoubtfulStep,
         InDoubt,
         NotDone,
         QuestionExpired,
@@ -56,6 +57,7 @@ __all__ = [
     "DeadLetter",
     "DeadLettered",
     "DidNotHappen",
+    "DoubtfulStep",
     "EpochAborted",
     "EpochCommitted",
     "EpochPartFailed",
@@ -126,6 +128,7 @@ if not TYPE_CHECKING:  # a type checker that saw __getattr__ would let every mis
             "state": ("keyed", "value"),
             "steps": (
                 "DidNotHappen",
+                "DoubtfulStep",
                 "InDoubt",
                 "NotDone",
                 "QuestionExpired",

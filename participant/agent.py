@@ -191,7 +191,8 @@ class Agent:
         """Called after each restore, as a turn, before any message: to reopen files and connections, to warm caches.
 
         A turn like any other: it may change state and send. A plain attribute still holds what the abandoned incarnation left
-        in it, or what ``__init__`` set where the agent came to another participant.
+        in it, or what ``__init__`` set where the agent came to another participant. `what` tells the epoch, what comes again and
+        what is overdue; `ctx.in_doubt` what is in doubt.
         """
 
     @classmethod

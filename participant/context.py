@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from participant.codec import MessageRegistry
     from participant.failure import Retry
-    from participant.steps import OnDiverged, Steps
+    from participant.steps import DoubtfulStep, OnDiverged, Steps
 
 NS_PER_SECOND: Final = 1_000_000_000
 DELAY_SECONDS_MAX: Final = 100 * 366 * 24 * 3600
@@ -399,6 +399,20 @@ class Context:
             self._host.id, calls, question, answer=answer, timeout=timeout, intent=intent, diverged=diverged
         )
         return steps.ask(self, calls, call)
+
+    async def in_doubt(self) -> tuple[DoubtfulStep, ...]:
+        """Steps of this agent that were begun and have no end: for `on_restored`, to look after what they were about.
+
+        When their turns run again, each is resolved, made again, or parked, as its step says: nothing has to be done here.
+        What an agent did on another participant is not known here unless all have one effect ledger.
+
+        Raises:
+            LocalProtocolError: After the turn.
+        """
+        self.check_open()
+        host = self._host
+        steps = host.steps
+        return () if steps is None else await steps.in_doubt((host.id, host.id_bytes.decode()))
 
     def _calls_begun(self) -> tuple[Calls, Steps]:
         self.check_open()

@@ -36,7 +36,7 @@ RESTORED_TYPE = "cleancut.restored"
 
 
 class Restoration(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent that came back is told."""
+    """What an agent that came back is told; what is in doubt, it finds by `Context.in_doubt`."""
 
     epoch: int
     """That its state is of."""

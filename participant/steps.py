@@ -39,7 +39,7 @@ from protocol.errors import LimitExceeded, LocalProtocolError, SnapshotError, Un
 from protocol.limits import EFFECT_RESULT_BYTES_MAX, QUESTION_BYTES_MAX, STEPS_PER_TURN_MAX
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from participant.context import Context
     from participant.effects.entries import Entry
@@ -233,8 +233,25 @@ class AskCall:
     diverged: OnDiverged
 
 
+class DoubtfulStep(msgspec.Struct, frozen=True, kw_only=True):
+    """A step that was begun, and whose end nobody knows yet."""
+
+    step: str
+    """Its name."""
+    ordinal: int
+    """Among those of this name in its turn, from 0."""
+    token: str
+    """Its place's: what the other side was given."""
+    shown: str
+    """Its arguments, on one bounded line."""
+
+
 class Steps(Protocol):
     """What a context needs of its participant."""
+
+    async def in_doubt(self, agents: Collection[str]) -> tuple[DoubtfulStep, ...]:
+        """Steps of these agents that have no end, and are not being done here now; oldest first."""
+        ...
 
     def step(self, context: Context, calls: Calls, call: StepCall) -> Awaitable[Any]:
         """Do a step, or find what it came to."""

@@ -24,6 +24,7 @@ from participant.steps import (
     PLAIN,
     AskCall,
     Calls,
+    DoubtfulStep,
     Parking,
     ask_call,
     encode_given,
@@ -33,7 +34,7 @@ from participant.steps import (
 from protocol.errors import ConfigError, FencedError, Refused, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Container, Coroutine, Iterable, Sequence
 
     from participant.context import Context
     from participant.effects.backend import EffectBackend
@@ -154,6 +155,14 @@ class StepRunner:
     async def entries(self, states: Sequence[State] = (State.CLAIMED,)) -> list[Entry]:
         """What the ledger holds."""
         return await self._ledger.ask(lambda: self.backend.entries(states))
+
+    async def in_doubt(self, agents: Collection[str]) -> tuple[DoubtfulStep, ...]:
+        """See `Steps.in_doubt`."""
+        return tuple(
+            DoubtfulStep(step=entry.name, ordinal=entry.ordinal, token=entry.token, shown=entry.shown)
+            for entry in await self.entries()
+            if entry.kind is Kind.STEP and entry.agent in agents and entry.token not in self._running
+        )
 
     async def entry(self, token: str) -> Entry | None:
         """What the ledger knows of a position."""

@@ -13,7 +13,18 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from participant import Agent, Context, DidNotHappen, Happened, Retry, TakeRecorded, handler, keyed, value
+from participant import (
+    Agent,
+    Context,
+    DidNotHappen,
+    Happened,
+    Restoration,
+    Retry,
+    TakeRecorded,
+    handler,
+    keyed,
+    value,
+)
 from participant.effects.entries import State
 from participant.failure import Backoff
 from participant.runtime.log_files import FolderFiles
@@ -249,6 +260,43 @@ async def test_killed_in_the_middle_of_a_call(hang: str, how: str):
     assert receipts(cluster) == {"o1": "receipt 1 for o1"}
     assert participant.parked == ()
     await cluster.__aexit__(None, None, None)
+
+
+class Curious(Shop, kind="shop"):
+    """Looks, when it comes back, for what is in doubt."""
+
+    found: ClassVar[list[Any]] = []
+
+    async def on_restored(self, ctx: Context, what: Restoration) -> None:
+        Curious.found.append(await ctx.in_doubt())
+
+
+async def test_an_agent_that_comes_back_is_told_what_is_in_doubt():
+    Curious.found, Curious.how = [], {}
+    Bank.gate, Bank.hang = asyncio.Event(), "after"
+    async with Cluster(Curious("main")) as cluster:
+        epoch = await cluster.epoch()
+        await cluster.restore(epoch)
+        await cluster.idle()
+        assert Curious.found == [()]
+        cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+        await until(lambda: Bank.calls == 1)
+        await cluster.restore(epoch)
+        await until(lambda: len(Curious.found) == 2)
+        assert Curious.found[1] == (), "it is being done: that is no doubt"
+        await cluster.crash("p1")
+        Bank.hang = ""
+        await cluster.restore(epoch)
+        await cluster.idle()
+        ((doubtful,),) = Curious.found[2:]
+        assert (doubtful.step, doubtful.ordinal, doubtful.shown) == ("charge", 0, "('o1', 500)")
+        assert [doubtful.token] == list(Bank.by_token), "what the bank can be asked by"
+        await cluster.advance(61)
+        await cluster.settle(doubtful.token, Happened(Bank.by_token[doubtful.token]))
+        await cluster.restore(epoch)
+        await cluster.idle()
+        assert Curious.found[3] == ()
+        assert Bank.charges == ["o1"]
 
 
 @pytest.mark.parametrize("hang", HANGS)
