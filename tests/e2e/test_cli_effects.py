@@ -132,8 +132,12 @@ async def test_what_an_agent_did_is_read_over_the_api_and_from_the_disk_of_one_t
         await until(lost, "p1 is lost")
         offline = await cleancut(world, "agent", "history", "buyer/a", "--local", str(world.local), "--json")
         assert offline.document["turns"] == live.document["turns"]
-        found = await cleancut(world, "effects", "list", "--in-doubt")
-        assert "p1 is not in this list: it is lost" in found.err
+
+        async def said() -> bool:
+            found = await cleancut(world, "effects", "list", "--in-doubt")
+            return "p1 is not in this list: it is lost" in found.err
+
+        await until(said, "the list says whose part is missing")
 
 
 async def test_without_a_quorum_nobody_says_that_nothing_is_in_doubt(tmp_path: Path) -> None:

@@ -44,9 +44,12 @@ async def test_money_is_conserved_in_each_of_thirty_epochs_under_traffic(cluster
         assert all(after > before for before, after in zip(earlier, later, strict=True)), "somebody did nothing"
     store = cluster.open_store()
     sums = [summary.sum_bank(store, number, cluster.keys, accounts=6) for number in numbers]
+    # Where processes starve, what is sent is received before the marker comes: go on until a cut catches a message.
+    while not any(each.in_flight for each in sums):
+        number = (await cluster.commit_one())["epoch"]
+        sums.append(summary.sum_bank(store, number, cluster.keys, accounts=6))
     assert {each.total for each in sums} == {600_000}
     assert all(each.right for each in sums)
-    assert sum(each.in_flight for each in sums) > 0, "no cut caught a message: this proves little"
     await cluster.judge()
 
 
