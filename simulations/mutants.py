@@ -541,6 +541,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
     ),
     "told-at-seal": Mutant(what="the commit is announced at the seal", patch=_told_at_seal),
     "sealed-aborted": Mutant(what="a sealed epoch can be aborted", patch=_sealed_aborted),
+    "forsaken-unasked": Mutant(
+        what="a sealed epoch is given up although its manifest can still come", patch=at_store.forsaken_unasked
+    ),
+    "sealed-for-ever": Mutant(
+        what="a sealed epoch whose parts are gone is never given up", patch=at_store.sealed_for_ever
+    ),
     "any-term": Mutant(what="the ledger takes commands of a deposed leader", patch=_any_term),
     "obeys-any-term": Mutant(what="participants obey a deposed leader", patch=_obeys_any_term),
     "join-open": Mutant(what="the topology changes while an epoch is open", patch=_join_open),

@@ -152,3 +152,22 @@ def aborted_named(patcher: Patcher) -> None:
 
     # Its chunks are named again by the next epoch, wherever its packs have got to.
     patcher.method(Capturer, "dropped", lambda _: Capturer.__dict__["committed"])
+
+
+# --- sealed epochs ----------------------------------------------------------------------------------------------------
+
+
+def forsaken_unasked(patcher: Patcher) -> None:
+    """A leader gives up a sealed epoch by itself: the store is not asked."""
+    import coordinator.runtime.driver as driver
+    import simulations.store as store
+
+    for module in (driver, store):
+        patcher.method(module, "take_manifest_key", lambda _: lambda *_args, **_more: True)
+
+
+def sealed_for_ever(patcher: Patcher) -> None:
+    """Whatever became of the parts of a sealed epoch, its manifest is tried again and again."""
+    import coordinator.progress as progress
+
+    patcher.method(progress, "FORSAKE_AFTER_NS", lambda _: 10**18)

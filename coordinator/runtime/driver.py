@@ -346,6 +346,8 @@ class Driver:
         elif isinstance(event, SnapshotsUnreadable):
             self.counts["store_failures"] += 1
             log.warning("epoch %d: snapshots unreadable: %s", order.epoch, event.cause)
+        else:
+            log.warning("epoch %d: cut refused: %s", order.epoch, event.cause)
         self.feed(event)
 
     async def _store_manifest(self, order: StoreManifest) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from coordinator.ledger import EpochRecord, Ledger, MemberRecord, OriginRecord, ParticipantRecord, RollbackRecord
 
 NS_PER_MS = 1_000_000
-STUCK_AFTER_SECONDS = 15
-"""From its seal on an epoch takes less, also where another leader has to take over and finds that it cannot finish it."""
+STUCK_AFTER_SECONDS = 3
+"""From its seal on an epoch takes a hundredth of this, and less than all of it where another leader takes over."""
 CHANNELS_LISTED_MAX = 20_000
 """Channels that one answer lists: a thousand members have a million, which would stall the coordinator for seconds."""
 
