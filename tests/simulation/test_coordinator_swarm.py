@@ -7,9 +7,11 @@ epochs commit again, all observers agree, and nothing is left open.
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 
+from coordinator.events import PinRequested, UnpinRequested
 from protocol.limits import RECONNECT_NS
 from tests.coordinator_world import EVERY_SECOND, LEASE_S, MS, SECOND, World, cluster, replace_struct
 
@@ -61,6 +63,33 @@ def disturb(world: World) -> None:
             world.add(f"n{len(world.participants)}")
 
 
+Asked = list[tuple[str, str]]
+"""(name, request), in the order in which they were made."""
+
+
+def name_an_epoch(world: World, random: Random, asked: Asked) -> None:
+    """An operator names an epoch, whatever it is, or takes a name back."""
+    if world.leader is None or not world.leader.up:
+        return
+    name = random.choice("xyz")
+    epoch = random.randint(1, world.ledger.state.epoch + 1)
+    wanted = PinRequested(request="", epoch=epoch, name=name)
+    asked.append((name, world.ask(wanted if random.random() < 0.7 else UnpinRequested(request="", name=name))))
+
+
+def check_names(world: World, asked: Asked) -> None:
+    """Names are what their answers have said, in order; where an answer is missing, they are at least of committed epochs."""
+    savepoints = world.ledger.state.savepoints
+    assert all(world.state_of(record.epoch) == "committed" for record in savepoints.values())
+    for name in "xyz":
+        answers = [world.answers.get(request, {"code": "none"}) for each, request in asked if each == name]
+        if any(each.get("code") in {"none", "unknown-outcome"} for each in answers):
+            continue
+        done = [each for each in answers if each["ok"]]
+        expected = done[-1]["epoch"] if done and "outcome" in done[-1] else None
+        assert (savepoints[name].epoch if name in savepoints else None) == expected
+
+
 def heal(world: World) -> None:
     world.fate_odds = 0.0
     world.store_fails = ""
@@ -79,10 +108,14 @@ def play(seed: int) -> World:
     world = cluster("a", "b", "c", policy=policy, seed=seed, jitter_ns=30 * MS)
     world.digest_every = 50
     world.fate_odds = world.random.choice([0.0, 0.05, 0.3])
+    asked: Asked = []
+    operator = Random(seed)  # of its own: what it does changes nothing else of the seed
     for _ in range(15):
         world.run(world.random.random())
         disturb(world)
+        name_an_epoch(world, operator, asked)
     heal(world)
+    check_names(world, asked)
     return world
 
 
