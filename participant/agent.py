@@ -30,6 +30,7 @@ import inspect
 import sys
 import types
 import typing
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, Final, TypeVar, get_args, get_origin
 
 from participant.codec import MessageRegistry, is_message_type
@@ -82,8 +83,11 @@ def handler_never_awaits(function: object) -> bool:
     ``await``, ``async for`` and ``async with`` all compile to SEND; a driver can run such a coroutine with one ``send(None)``.
     """
     code = getattr(function, "__code__", None)
-    if not isinstance(code, types.CodeType) or not code.co_flags & inspect.CO_COROUTINE:
-        return False
+    return isinstance(code, types.CodeType) and bool(code.co_flags & inspect.CO_COROUTINE) and _never_awaits(code)
+
+
+@lru_cache(1024)
+def _never_awaits(code: types.CodeType) -> bool:
     import dis
 
     return not any(

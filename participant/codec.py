@@ -12,6 +12,7 @@ Rules:
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
@@ -68,6 +69,12 @@ def is_message_type(candidate: object) -> bool:
     )
 
 
+@lru_cache(1024)
+def _schema_of(cls: type) -> Schema:
+    """A class's schema never changes, and many participants of one process may have the same messages."""
+    return Schema(cls)
+
+
 class MessageType:
     """One registered type."""
 
@@ -80,7 +87,7 @@ class MessageType:
         self.cls = cls
         self.name, self.version, self.old_names = cls.__dict__.get(_MARK, (cls.__name__, 1, ()))
         try:
-            self.schema = Schema(cls)
+            self.schema = _schema_of(cls)
         except TypeError as error:
             raise ConfigError("messages", str(error)) from None
 

@@ -10,6 +10,7 @@ with BLAKE3 in place of SHA-256.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from blake3 import blake3
@@ -28,6 +29,8 @@ EPOCHS_PREFIX: Final = "epochs/"
 SNAPSHOTS_PREFIX: Final = "snapshots/"
 PACKS_PREFIX: Final = "packs/"
 EPOCH_MAX: Final = 2**63 - 1
+KEYS_REMEMBERED_MAX: Final = 4096
+"""Keys of packs and local snapshots, of each: the same few are asked for again and again while an epoch is made or read."""
 
 _EPOCH_KEY: Final = re.compile(r"epochs/([0-9]{20})\.json")
 
@@ -49,11 +52,13 @@ def check_digest(text: object) -> Digest:
     return Digest(text)
 
 
+@lru_cache(KEYS_REMEMBERED_MAX)
 def snapshot_key(of: str) -> str:
     """Key of the local-snapshot object with this digest. Raises `ObjectCorrupt` for what is no digest."""
     return SNAPSHOTS_PREFIX + check_digest(of)[3:]
 
 
+@lru_cache(KEYS_REMEMBERED_MAX)
 def pack_key(of: str) -> str:
     """Key of the pack with this digest. Raises `ObjectCorrupt` for what is no digest."""
     name = check_digest(of)[3:]

@@ -14,6 +14,7 @@ Sources: DESIGN.md section 7; RELIABILITY.md T4, T6, T7, T9.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from protocol.ids import Digest
     from protocol.keys import ClusterKeys
 
-_T = TypeVar("_T")
+_T = TypeVar("_T", Manifest, LocalSnapshot)
 
 _REFS_PER_STEP: Final = 512
 """Chunk references that are encoded at once: 0.3 ms."""
@@ -57,6 +58,7 @@ class _Versioned(msgspec.Struct):
 
 _encoder: Final = msgspec.json.Encoder(order="sorted")
 _versioned: Final = msgspec.json.Decoder(_Versioned)
+_SAYS_FORMAT: Final = b'"format":'
 _manifest: Final = msgspec.json.Decoder(Manifest)
 _snapshot: Final = msgspec.json.Decoder(LocalSnapshot)
 
@@ -304,10 +306,15 @@ def _decode(decoder: msgspec.json.Decoder[_T], data: bytes, name: str, size_max:
     if len(data) > size_max:
         raise ObjectCorrupt("get", name, f"{len(data)} bytes; at most {size_max} are read")
     try:
-        version = _versioned.decode(data).format
+        document: _T | None = None
+        if _SAYS_FORMAT in data:
+            # Most documents are of this version: one pass over them. Any other may well not fit, and says why in a second one.
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError, RecursionError):
+                document = decoder.decode(data)
+        version = _versioned.decode(data).format if document is None else document.format
         if version != FORMAT_VERSION:
             raise UnsupportedVersion(f"{name} has format version {version}; this build reads version {FORMAT_VERSION}")
-        return decoder.decode(data)
+        return decoder.decode(data) if document is None else document
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, OverflowError) as error:
         raise ObjectCorrupt("get", name, f"not one of our documents: {printable(error)}") from None
     except RecursionError:

@@ -43,7 +43,7 @@ from coordinator.events import (
     TimerFired,
 )
 from coordinator.fences import fence_document, read_epoch_from_store
-from coordinator.ledger import Ledger, encode_command, parse_result
+from coordinator.ledger import Ledger, encode_command
 from coordinator.machine import Leader
 from coordinator.policy import PolicySettings
 from protocol.digests import fence_key, manifest_key
@@ -124,15 +124,17 @@ class CoordinatorLife(Process):
 
     def feed(self, event: Event) -> None:
         """Give the machine an event, now or right after the one that it is handling."""
-        self._events.append(event)
+        events = self._events
+        events.append(event)
         if self._running:
             return
         self._running = True
+        step, note = self.machine.step, self.cluster.trace.note
         try:
-            while self._events and self.alive:
-                event = self._events.pop(0)
-                effects = self.machine.step(event, Instant(self.now))
-                self.cluster.trace.note(self.now, self.name, type(event).__name__, event, b"%d" % len(effects))
+            while events and self.alive:
+                event = events.pop(0)
+                effects = step(event, Instant(self.now))
+                note(self.now, self.name, type(event).__name__, event, b"%d" % len(effects))
                 for effect in effects:
                     self._carry_out(effect)
                     if self.is_gone():
@@ -145,18 +147,20 @@ class CoordinatorLife(Process):
     def apply_through(self, index: int) -> None:
         """Apply entries of the log up to this many."""
         log = self.cluster.log
+        commands, entries = log.commands, log.entries
         while self.alive and self.applied < index and not log.isolated.get(self.name):
-            command = log.commands[self.applied]
-            result = parse_result(self.ledger.apply(log.entries[self.applied]))
+            command = commands[self.applied]
+            result = log.result_of(self.ledger.apply(entries[self.applied]))
             self.applied += 1
             self.cluster.ghost.entry_applied(self, command, result)
             if self.machine.leading and result["ok"] and command["kind"] in _APPLIED:
                 self.point(f"{command['kind']}.applied")
                 if self.is_gone():
                     return
-            if command["id"][0] == self._client:
-                self._answered.add(command["id"][1])
-            self.feed(CommandApplied(id=(command["id"][0], command["id"][1]), result=result))
+            client, number = command["id"]
+            if client == self._client:
+                self._answered.add(number)
+            self.feed(CommandApplied(id=(client, number), result=result))
 
     def entries_arrived(self, index: int) -> None:
         """The log has grown to this many entries: into the journal, then apply them."""
@@ -268,7 +272,7 @@ class CoordinatorLife(Process):
                     self.point(f"{command.kind}.before_propose")
                 if self.alive:
                     text = encode_command(command, at=self.cluster.wall(self.name))
-                    self.cluster.log.submit(self, text)
+                    self.cluster.log.submit(self, text, command.id)
             case CloseConnection(connection=connection, reason=reason):
                 line = self.lines.pop(connection, None)
                 if line is not None:

@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from coordinator.ledger import parse_result
 from simulations.prng import stream
 from simulations.world import MS, SECOND
 
 if TYPE_CHECKING:
+    from coordinator.ledger import Result
     from simulations.coordinator_node import CoordinatorLife
     from simulations.options import Options
     from simulations.probes import Probes
@@ -44,6 +46,7 @@ class ReplicatedLog:
         self.entries: list[str] = []
         self.commands: list[dict[str, Any]] = []
         """The same, decoded; for those who only look."""
+        self._results: dict[str, Result] = {}
         self.term = 0
         self.leader: CoordinatorLife | None = None
         self.isolated: dict[str, int] = {}
@@ -108,11 +111,9 @@ class ReplicatedLog:
 
     # --- proposals ----------------------------------------------------------------------------------------------------
 
-    def submit(self, life: CoordinatorLife, text: str) -> None:
-        """A coordinator proposes; the answer comes back to it as an event, or not at all."""
+    def submit(self, life: CoordinatorLife, text: str, identity: tuple[str, int]) -> None:
+        """A coordinator proposes a command with this id; the answer comes back to it as an event, or not at all."""
         world, random = self._world, self._random
-        client, number = msgspec.json.decode(text)["id"]
-        identity = (str(client), int(number))
         if self.isolated.get(life.name):
             self._give_up_later(life, identity)
             if random.chance(1, 2):
@@ -134,6 +135,13 @@ class ReplicatedLog:
             draw -= chances
         self._give_up_later(life, identity)
         world.after(self._travel(), random, self._append, text)
+
+    def result_of(self, answer: str) -> Result:
+        """What a replica's ledger answered, decoded; replicas that answer the same are given the same, to look at."""
+        found = self._results.get(answer)
+        if found is None:
+            found = self._results[answer] = parse_result(answer)
+        return found
 
     def _give_up_later(self, life: CoordinatorLife, identity: tuple[str, int]) -> None:
         """As the real submit: whatever became of the proposal, whoever made it is not left without a word."""

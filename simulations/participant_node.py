@@ -184,7 +184,8 @@ class ParticipantLife(Process):
             if not self.alive:
                 return
             carry[type(effect)](effect)
-        self.parked.check(self)
+        if self.parked.due:
+            self.parked.check(self)
 
     def wake(self) -> None:
         """Have `_tick` run soon, if it has anything to do: after most events it has not."""

@@ -60,7 +60,9 @@ class World:
 
     def after(self, delay: int, random: Prng, action: Callable[..., Any], *arguments: Any) -> None:  # noqa: ANN401 - the action's own
         """As `at`, nanoseconds from now."""
-        self.at(self.now + delay, random, action, *arguments)
+        self._serial = serial = self._serial + 1
+        now = self.now
+        heappush(self._queue, (now + delay if delay > 0 else now, random.tie(), serial, action, arguments))
 
     def soon(self, random: Prng, action: Callable[[], Any]) -> None:
         """Have `action()` carried out at this instant, behind the event that runs: as `at`, and most often without the queue."""
@@ -81,7 +83,7 @@ class World:
         """
         queue = self._queue
         pop = heappop
-        steps_max = self.steps_max
+        steps_max, soon = self.steps_max, self._soon
         while queue and queue[0][0] <= end:
             if until is not None and until():
                 return True
@@ -90,7 +92,7 @@ class World:
             if steps > steps_max:
                 raise StepsExhausted(f"{steps} events; at most {steps_max} are run")
             action(*arguments)
-            if self._soon:
+            if soon:
                 self._carry_out_soon()
         self.now = max(self.now, end) if until is None else self.now
         return until is None or until()

@@ -331,9 +331,10 @@ class Ledger(RollbackRules, SavepointRules):
         client.results[number] = text
         floor = max(client.floor, min(command.done, number - 1))
         for answered in sorted(client.results):
-            if answered <= floor or len(client.results) > LEDGER_RESULTS_REMEMBERED_MAX:
-                del client.results[answered]
-                floor = max(floor, answered)
+            if answered > floor and len(client.results) <= LEDGER_RESULTS_REMEMBERED_MAX:
+                break
+            del client.results[answered]
+            floor = max(floor, answered)
         client.floor = floor
         while len(self._clients) > CLIENTS_REMEMBERED_MAX:
             del self._clients[next(iter(self._clients))]

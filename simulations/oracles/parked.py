@@ -24,13 +24,14 @@ _FRAME_COSTS: Final = 1024
 class EarlyFrames:
     """Of one life."""
 
-    __slots__ = ("_bytes", "_due", "_streams")
+    __slots__ = ("_bytes", "_streams", "due")
 
     def __init__(self) -> None:
         self._streams: dict[tuple[int, str, int], list[int]] = {}
         """(incarnation, source, its session) -> number of the item that comes next, messages so far."""
         self._bytes = 0
-        self._due = False
+        self.due = False
+        """An incarnation was entered in the step that runs: `check` is to be asked at its end."""
 
     def arrived(self, life: ParticipantLife, header: FrameHeader, body: bytes) -> None:
         """A genuine frame is about to be given to the machine."""
@@ -54,7 +55,7 @@ class EarlyFrames:
 
     def enters(self) -> None:
         """The life is a member of an incarnation from the step on that is being carried out."""
-        self._due = bool(self._streams)
+        self.due = bool(self._streams)
 
     def check(self, life: ParticipantLife) -> None:
         """The step is over.
@@ -62,9 +63,9 @@ class EarlyFrames:
         Raises:
             Violation: I25.
         """
-        if not self._due:
+        if not self.due:
             return
-        self._due = False
+        self.due = False
         incarnation = life.ghost.incarnation
         for key, (_, messages) in list(self._streams.items()):
             if key[0] > incarnation:

@@ -105,7 +105,7 @@ class SimulatedGroup:
         identity = (str(client), int(number))
         future: asyncio.Future[str] = life.loop.create_future()
         self._waiting.setdefault(identity, []).append(future)
-        life.cluster.log.submit(life, command)
+        life.cluster.log.submit(life, command, identity)
         try:
             async with asyncio.timeout(timeout):
                 return await future
