@@ -7,10 +7,12 @@ are counted in memory only: after a restore a message starts again with its firs
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, assert_never
 
+import msgspec
+
 from protocol.limits import DEAD_LETTERS_BYTES_MAX, DEAD_LETTERS_MAX
+from protocol.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +24,7 @@ NS_PER_SECOND: Final = 1_000_000_000
 ATTEMPTS_MAX: Final = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Backoff:
+class Backoff(Plain, frozen=True, kw_only=True):
     """Waiting times between attempts: ``first``, then ``factor`` times as long each, at most ``maximum``."""
 
     first: float = 0.1
@@ -46,24 +47,21 @@ class Backoff:
         return int(min(seconds, self.maximum) * NS_PER_SECOND)
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
+class DeadLetter(Plain, frozen=True):
     """Put the message aside, with the reason, and go on with the next one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(Plain, frozen=True):
     """Stop the agent: the message stays at the head of its mailbox, and later ones wait behind it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retry:
+class Retry(Plain, frozen=True, kw_only=True):
     """Handle the message again after a wait; the agent's later messages wait too, for order is kept."""
 
     attempts: int = 3
     """How often a message is handled at most, the first time included."""
-    backoff: Backoff = field(default_factory=Backoff)
-    then: DeadLetter | Stop = field(default_factory=DeadLetter)
+    backoff: Backoff = msgspec.field(default_factory=Backoff)
+    then: DeadLetter | Stop = msgspec.field(default_factory=DeadLetter)
     """When all attempts have failed."""
 
     def __post_init__(self) -> None:
@@ -74,8 +72,7 @@ class Retry:
 FailurePolicy: TypeAlias = Retry | DeadLetter | Stop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetryAfter:
+class RetryAfter(Plain, frozen=True, kw_only=True):
     """The message stays at the head; it is handled again from `at` on."""
 
     at: int
@@ -85,8 +82,7 @@ class RetryAfter:
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettered:
+class DeadLettered(Plain, frozen=True, kw_only=True):
     """The message was put aside."""
 
     agent: str
@@ -100,8 +96,7 @@ class DeadLettered:
     """Instant."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class Stopped(Plain, frozen=True, kw_only=True):
     """The agent handles nothing any more."""
 
     agent: str
@@ -112,8 +107,7 @@ class Stopped:
     """Instant."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parked:
+class Parked(Plain, frozen=True, kw_only=True):
     """The turn waits until somebody outside has decided something; then it runs again. No policy: nothing has failed."""
 
     agent: str

@@ -11,6 +11,7 @@ attribute of its package, and which of the two a user saw would depend on what h
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,14 @@ def lazy_exports(
         module = module_of.get(name)
         if module is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(module), name)
+        # What an import makes stays: the collector would look through all of it some hundred times, a twentieth of the work.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            value = getattr(importlib.import_module(module), name)
+        finally:
+            if collects:
+                gc.enable()
         # Kept, so that the next use is an ordinary attribute and two uses are one object.
         setattr(sys.modules[package], name, value)
         return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
@@ -10,6 +9,7 @@ from participant.effects.entries import State
 from participant.effects.ledger import Claimed
 from participant.steps import PLAIN, DidNotHappen
 from protocol.errors import Refused
+from protocol.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,23 +31,20 @@ class AnswerResult(Enum):
     """It had expired."""
 
 
-@dataclass(frozen=True, slots=True)
-class Happened:
+class Happened(Plain, frozen=True):
     """Settles a step: it happened, and this is what it returned."""
 
     result: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class TakeRecorded:
+class TakeRecorded(Plain, frozen=True):
     """Settles a step that has diverged: its recorded result is taken for what it wants now."""
 
 
 Settlement: TypeAlias = Happened | DidNotHappen | TakeRecorded
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Plain, frozen=True, kw_only=True):
     """A question that nobody has answered yet."""
 
     agent: str
