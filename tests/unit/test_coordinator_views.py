@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from coordinator.ledger import Ledger
 from coordinator.ledger.records import TopologyRecord
-from coordinator.runtime.views import CHANNELS_LISTED_MAX, topology
+from coordinator.runtime.views import CHANNELS_LISTED_MAX, STUCK_AFTER_SECONDS, stuck, topology
 from protocol.messages import Member
+from tests.unit.test_ledger import sealed
 
 
 def ledger_of(*members: Member) -> Ledger:
@@ -29,3 +30,18 @@ def test_a_small_topology_is_shown_whole():
     shown = topology(ledger_of(a, b))
     assert shown["channels"] == [["a", "b"], ["b", "a"]]
     assert shown["channels_count"] == 2
+
+
+def test_a_sealed_epoch_is_stuck_when_the_leader_has_trouble_or_elsewhere_when_it_takes_long():
+    class Live:
+        def trouble(self, epoch: int) -> str:
+            return f"the parts of {epoch} are gone"
+
+    log = sealed("a")
+    at = log.ledger.epoch(1).sealed_at
+    assert stuck(log.ledger, None, at) == []
+    assert stuck(log.ledger, Live(), at) == [{"epoch": 1, "why": "the parts of 1 are gone"}]  # type: ignore[arg-type]
+    late = at + STUCK_AFTER_SECONDS * 1_000_000_000
+    assert stuck(log.ledger, None, late) == [{"epoch": 1, "why": f"it was sealed {STUCK_AFTER_SECONDS} s ago"}]
+    log.commit(1)
+    assert stuck(log.ledger, Live(), late) == []  # type: ignore[arg-type]

@@ -252,6 +252,15 @@ def test_status_in_words_and_as_a_document(ask: Cli, api: FakeApi) -> None:
     assert api.asked[-1].query == {"fresh": "1"}
 
 
+def test_status_names_an_epoch_that_cannot_be_committed(ask: Cli, api: FakeApi) -> None:
+    api.on("GET", "/v1/status", {"epochs": {"open": [7], "stuck": [{"epoch": 7, "why": "a part is gone\x1b[2J"}]}})
+    words = ask("status").out
+    assert "7: a part is gone" in words
+    assert "\x1b" not in words
+    api.on("GET", "/v1/status", {"epochs": {"open": [7], "stuck": []}})
+    assert "stuck" not in ask("status").out
+
+
 def test_status_without_a_leader_says_why_that_may_be(ask: Cli, api: FakeApi) -> None:
     api.on("GET", "/v1/status", {"leader": None, "coordinators": []})
     assert "no quorum" in ask("status").out
