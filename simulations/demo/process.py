@@ -12,12 +12,13 @@ import json
 import logging
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from participant import Agent, Participant, Restored
+from participant import Agent, Participant, Restored, Resumed
 from protocol.errors import SnapshotError
 from simulations.demo import agents as bank
 from simulations.demo import tokens
@@ -73,9 +74,12 @@ def _answer(document: dict[str, Any]) -> None:
 class Returns:
     """When this participant's first new turn was over, by incarnation: on the loop's clock, which all processes share."""
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: Participant, times: dict[str, float]) -> None:
         self._participant = participant
         self.first_turns: dict[int, float] = {}
+        self.times = times
+        """Of this process: ``started`` once all is imported, ``entered`` once its state is back out of its log, if it has one,
+        ``resumed`` once the first turn after that is over; the same with ``_cpu``: its CPU seconds until then."""
         self._polling: asyncio.Task[None] | None = None
 
     def restored(self, incarnation: int) -> None:
@@ -84,10 +88,18 @@ class Returns:
             self._polling.cancel()
         self._polling = asyncio.create_task(self._poll(incarnation, self._participant.statistics()["turns"]))
 
+    def resumed(self) -> None:
+        """Agents go on where the log ends."""
+        self.restored(0)
+
     async def _poll(self, incarnation: int, turns: int) -> None:
         while self._participant.statistics()["turns"] == turns:  # noqa: ASYNC110 - a count, no event
             await asyncio.sleep(RETURN_POLL_SECONDS)
-        self.first_turns[incarnation] = asyncio.get_running_loop().time()
+        now = asyncio.get_running_loop().time()
+        if incarnation:
+            self.first_turns[incarnation] = now
+        else:
+            self.times |= {"resumed": now, "resumed_cpu": time.process_time()}
 
 
 async def _obey(participant: Participant, line: bytes, meter: StallMeter, returns: Returns) -> None:
@@ -101,7 +113,7 @@ async def _obey(participant: Participant, line: bytes, meter: StallMeter, return
             _answer({"statistics": participant.statistics(), "stall": meter.result()})
         case "returns":
             first = {str(number): at for number, at in returns.first_turns.items()}
-            _answer({"incarnation": participant.incarnation, "first_turns": first})
+            _answer({"incarnation": participant.incarnation, "first_turns": first, "times": returns.times})
         case "leave":
             await participant.leave()
             _answer({"ok": True})
@@ -116,6 +128,7 @@ async def run(spec: Spec) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     meter = StallMeter()
+    times = {"started": loop.time(), "started_cpu": time.process_time()}
     async with (
         Participant(
             *spec.make_agents(),
@@ -133,7 +146,8 @@ async def run(spec: Spec) -> int:
         asyncio.TaskGroup() as group,
     ):
         meter_task = group.create_task(meter.run())
-        returns = Returns(participant)
+        times |= {"entered": loop.time(), "entered_cpu": time.process_time()}
+        returns = Returns(participant, times)
         watch = group.create_task(_watch(participant, meter, returns, stopped))
         reader = await _commands()
         await participant.wait_member()
@@ -159,6 +173,8 @@ async def _watch(participant: Participant, meter: StallMeter, returns: Returns, 
         meter.note(event)
         if isinstance(event, Restored):
             returns.restored(event.incarnation)
+        elif isinstance(event, Resumed):
+            returns.resumed()
     stopped.set()
 
 

@@ -35,11 +35,16 @@ class RecoverySeconds(msgspec.Struct, kw_only=True):
     load: float = 0.0
     """Until every participant had its part of the epoch."""
     replay: float = 0.0
-    """Until a new turn was over at every participant."""
+    """Until a new turn was over at every participant, or, where it went on from its log alone, at the one that was killed."""
     total: float = 0.0
 
-    def words(self) -> str:
-        """For people."""
+    def words(self, *, alone: bool = False) -> str:
+        """For people; of one that went on from its log `alone`."""
+        if alone:
+            return (
+                f"process there again after {self.restart:.2f} s, its state out of the log {self.load:.2f} s later, "
+                f"a new turn after {self.replay:.2f} s more: {self.total:.2f} s in all"
+            )
         return (
             f"detected after {self.detect:.2f} s, process there again {self.restart:.2f} s later, "
             f"loaded in {self.load:.2f} s, new turns everywhere after {self.replay:.2f} s more: {self.total:.2f} s in all"
@@ -139,12 +144,22 @@ async def _resumed(
     """It goes on from its log, and nobody goes back."""
     loop = asyncio.get_running_loop()
     await cluster.start_participant(spec, module=module)
-    total = loop.time() - killed
     after = await incarnation_of(cluster)
     if after != before:
         raise ClusterFailed(f"{spec.id} was to go on from its log, and incarnation {after} has begun")
-    say(f"  {spec.id} went on from its log of turns after {total:.2f} s; the others went on meanwhile")
-    seconds = RecoverySeconds(restart=round(total, 3), total=round(total, 3))
+    limit = loop.time() + RECOVERY_SECONDS
+    while "resumed" not in (times := (await cluster.ask(spec.id, {"do": "returns"}))["times"]):
+        if loop.time() > limit:
+            raise ClusterFailed(f"no new turn at {spec.id}")
+        await cluster.work_for(POLL_SECONDS)
+    seconds = RecoverySeconds(
+        restart=round(times["started"] - killed, 3),
+        load=round(times["entered"] - times["started"], 3),
+        replay=round(times["resumed"] - times["entered"], 3),
+        total=round(times["resumed"] - killed, 3),
+    )
+    say(f"  {spec.id} went on from its log of turns; the others went on meanwhile")
+    say(f"  {seconds.words(alone=True)}")
     return Recovery(participant=spec.id, incarnation=after, epoch=0, cause="killed", seconds=seconds)
 
 
