@@ -212,9 +212,16 @@ class RollbackRules:
         self.state.membership += 1
         return yes(participant=record.id, agents=len(command.agents))
 
-    def _carry_out_adoptions(self) -> None:
-        """Agents come to their new hosts, in the entry that takes everybody back to an epoch: nothing of them is lost."""
+    def _carry_out_adoptions(self, renames: Iterable[tuple[str, str]]) -> None:
+        """Agents come to their new hosts, in the entry that takes everybody back to an epoch: nothing of them is lost.
+
+        Whoever was to take an agent that gets another name does not: under the old one it would begin anew.
+        """
+        names = dict(renames)
+        gone = names.keys() - {*names.values()}
         for agent, name in sorted(self.state.adoptions.items()):
+            if agent in gone:
+                continue
             record = self.state.participants[name]
             host = self._hosts.get(agent)
             if host is not None and host != name:
@@ -267,7 +274,7 @@ class RollbackRules:
             why = AbortRecord(participant="", phase="rollback", cause=command.cause)
             self._end_aborted(record, why, at=command.at, took_ns=0)
             assert record.state == ABORTED
-        self._carry_out_adoptions()
+        self._carry_out_adoptions(command.renames)
         for name in sorted(state.participants):
             participant = state.participants[name]
             # Who was about to leave is needed again, and says so again once it has its agents.

@@ -219,6 +219,16 @@ def test_agents_of_a_lost_member_are_adopted_and_stay_where_they_are():
     assert log.ledger.state.participants["b"].agents == ("w/a", "w/b")
 
 
+def test_nobody_takes_an_agent_under_the_name_that_it_had_before():
+    log = recovering("a", "b", "c")
+    lose(log, "b")
+    log.do(AdoptCommand, session=log.ledger.state.participants["a"].session, agents=("w/b",))
+    assert roll_back(log, renames=(("w/b", "w/z"),))["ok"]
+    assert log.ledger.host_of("w/b") is None
+    assert log.ledger.state.participants["a"].agents == ("w/a",)
+    assert log.ledger.state.adoptions == {}
+
+
 def test_agent_of_a_live_host_is_adopted_only_when_it_is_to_move():
     log = recovering("a", "b")
     assert log.do(AdoptCommand, session=2, agents=("w/a",))["code"] == "agent-taken"
