@@ -16,6 +16,7 @@ from protocol.messages import Registered, Restore, StartEpoch, TopologyChanged
 from protocol.wire import FrameCodec
 from simulations.control import ControlLine
 from simulations.coordinator_node import CoordinatorLife
+from simulations.forking import FORK_NAME, FORK_SECRET
 from simulations.ghost import GhostLog
 from simulations.local_disk import LocalDisk
 from simulations.log import ReplicatedLog
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from participant.agent import Agent
     from protocol.messages import ToParticipant
+    from simulations.forking import Forked
     from simulations.options import Options
     from simulations.prng import Prng
     from simulations.trace import Trace
@@ -67,13 +69,20 @@ class _NoTasks:
 class SimulatedCluster:
     """Participants, coordinators, log, store and network in one world."""
 
-    def __init__(self, options: Options, trace: Trace, make_workload: MakeWorkload = workload_of) -> None:
+    def __init__(
+        self, options: Options, trace: Trace, make_workload: MakeWorkload = workload_of, forked: Forked | None = None
+    ) -> None:
         self.options = options
+        self.forked = forked
+        """What this cluster is a fork of; None: of nothing."""
+        self.forks: list[Forked] = []
+        """That were made of it."""
         self.trace = trace
         self.world = World(trace, steps_max=options.steps_max)
         self.probes = Probes()
-        self.name = ClusterName("simulated")
-        self.keys = ClusterKeys.from_secret(SECRET)
+        self.name = ClusterName("simulated") if forked is None else FORK_NAME
+        self.secret = SECRET if forked is None else FORK_SECRET
+        self.keys = ClusterKeys.from_secret(self.secret)
         self.codec = FrameCodec(self.name, self.keys)
         self.no_tasks: Any = _NoTasks()
         self.spares = spares_of(options)
@@ -85,6 +94,8 @@ class SimulatedCluster:
         }
         self.workload = make_workload(options, chosen)
         self.store = SimulatedStore(self.world, options, self.name, self.probes)
+        if forked is not None:
+            self.store.preload(forked.objects)
         self.network = Network(self.world, options, self.probes)
         self.log = ReplicatedLog(self.world, options, self.probes)
         self.ghost = GhostLog()
@@ -94,9 +105,12 @@ class SimulatedCluster:
         self.ghost.oracles = self.oracles
         self.ghost.outputs.cluster = self
         self.workload.connected(self)
+        if forked is not None:
+            forked.plant(self)
         self.store.put_seen = self.oracles.object_visible
         self.store.crash = self._crash_in_put
-        self.fences = ("store", "receipts") if self.workload.outside_world else ("store",)
+        own_sinks = self.workload.outside_world and forked is None
+        self.fences = ("store", "receipts") if own_sinks else ("store",)
         """Names of what acknowledges an incarnation before it is restored."""
         self.answers: dict[str, dict[str, Any]] = {}
         self.lives: dict[str, ParticipantLife] = {}

@@ -112,6 +112,7 @@ class CoordinatorLife(Process):
             ),
             lease_ns=options.lease_ns,
             fences=cluster.fences,
+            fork=None if cluster.forked is None else cluster.forked.fork,
         )
         self.lines: dict[int, ControlLine] = {}
         self.leads_in: int | None = None

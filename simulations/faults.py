@@ -12,6 +12,7 @@ from coordinator.events import AbortRequested, EpochTriggered
 from protocol.digests import manifest_key
 from protocol.ids import Epoch
 from simulations.control import PATIENCE_NS
+from simulations.forking import take_fork
 from simulations.names import first_of
 from simulations.options import Fault
 from simulations.oracles.rot import check_listing
@@ -620,6 +621,16 @@ def _clock(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return True
 
 
+def _fork(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """The newest epoch becomes the beginning of another cluster, which is run when this run is over."""
+    if cluster.forks or cluster.forked is not None or cluster.options.elsewhere:
+        return False
+    forked = take_fork(cluster)
+    if forked is not None:
+        cluster.forks.append(forked)
+    return forked is not None
+
+
 # --- the operator (worlds in which agents go elsewhere) -----------------------------------------------------------------
 
 
@@ -794,6 +805,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "swap": (_wish("swap"), None),
     "go-back": (_wish("back"), None),
     "wrong-restore": (_wish("wrong"), None),
+    "fork": (_fork, None),
     "stop": (_stop, None),
     "stop-coordinator": (_stop, None),
     "store-stuck": (_stuck, _end_stuck),

@@ -68,7 +68,8 @@ class SimulatedFolder:
 
     def __init__(self, disk: LocalDisk) -> None:
         self.disk = disk
-        self.path = ROOT / disk.participant
+        self.path: Path | None = ROOT / disk.participant
+        """As it is shown; None: whoever asks for files that are none of a log's is told that there is no place."""
         self._life: Life | None = None
         self._taking = 0
 

@@ -784,6 +784,22 @@ MUTANTS: Final[dict[str, Mutant]] = {
         runtimes=True,
         workload="orders",
     ),
+    "fork-charges": Mutant(
+        what="a fork in dry-run claims its steps like anybody",
+        patch=at_outside.fork_charges,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
+    "fork-delivers": Mutant(
+        what="a fork in dry-run writes to the sinks that its program names",
+        patch=at_outside.fork_delivers,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        workload="orders",
+    ),
     "unheard-report": Mutant(
         what="the uploader reports before the store has answered", patch=at_drivers.unheard_report, runtimes=True
     ),

@@ -14,9 +14,9 @@ def two_hosts(patcher: Patcher) -> None:
     from coordinator.ledger.rollbacks import RollbackRules
 
     def make(carry_out: Any) -> Any:  # noqa: ANN401 - the patched method
-        def generous(self: Any) -> None:  # noqa: ANN401 - as the method
+        def generous(self: Any, renames: Any) -> None:  # noqa: ANN401 - as the method
             before = {name: record.agents for name, record in self.state.participants.items()}
-            carry_out(self)
+            carry_out(self, renames)
             for name, agents in before.items():
                 record = self.state.participants[name]
                 record.agents = tuple(sorted({*record.agents, *agents}))

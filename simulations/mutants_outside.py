@@ -253,3 +253,17 @@ def word_overrides(patcher: Patcher) -> None:
         return obedient
 
     patcher.method(EffectLedger, "settle", make)
+
+
+def fork_charges(patcher: Patcher) -> None:
+    """A fork in dry-run claims its steps like anybody."""
+    from participant.dry_run import DryRunEffects
+
+    patcher.method(DryRunEffects, "claim", lambda _: lambda self, entry, fence: self._inner.claim(entry, fence))
+
+
+def fork_delivers(patcher: Patcher) -> None:
+    """A fork in dry-run writes to the sinks that its program names."""
+    import participant.runtime.participant as participant
+
+    patcher.method(participant, "dry_run_sinks", lambda _: lambda sinks, _folder: tuple(sinks))

@@ -94,7 +94,7 @@ class Operator:
         pause = LOOK_NS + self._random.below(2 * LOOK_NS)
         cluster.world.after(pause, self._random, self._look, number + 1)
 
-    def _there(self) -> list[int]:
+    def there(self) -> list[int]:
         """Committed epochs that can be read, and were not given up."""
         history, spoiled = self._cluster.oracles.history, self._cluster.store.spoiled.meant
         return [
@@ -107,13 +107,13 @@ class Operator:
         """Most often the newest; now and then the one before, of those that are there."""
         cluster = self._cluster
         if cluster.options.refuse and ledger.recovery_epoch:
-            there = self._there()
+            there = self.there()
             if ledger.recovery_epoch not in there and there:
                 cluster.probes.hit("restore.named_for_refusal")
                 return self._named(there[-1])
         if not cluster.options.by_hand or not self._random.chance(1, 3):
             return None
-        there = self._there()
+        there = self.there()
         if len(there) < 2:
             return None
         cluster.probes.hit("restore.asked_for_older")
@@ -191,7 +191,7 @@ class Operator:
             case "give-up":
                 return self._given_up(wish, ledger)
             case "back":
-                there = self._there()[-2:]
+                there = self.there()[-2:]
                 if not there:
                     return None
                 epoch = self._named(self._mind.pick(there))
@@ -231,7 +231,7 @@ class Operator:
         declared = self._cluster.workload.names.declared
         if any(declared(first_of(agent)) != agent for agent in record.declared):
             return None  # it is the process of before, or somebody thought better of it meanwhile
-        there, epoch = self._there(), ledger.recovery_epoch
+        there, epoch = self.there(), ledger.recovery_epoch
         if epoch and epoch not in there:
             if not there:
                 return None

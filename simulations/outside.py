@@ -137,6 +137,8 @@ class Outside:
         self.archive = Archive(cluster)
         self.there_ns = there_ns
         """Longest time of a request on its way, and of an answer."""
+        self.requests: list[str] = []
+        """All that left, in words."""
 
 
 class Ways:
@@ -197,6 +199,7 @@ class Ways:
 
     async def _request(self, arrive: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it gives
         life, random = self._life, self._random
+        self._outside.requests.append(f"a request of {life.name} at {life.now / 1e6:.3f} ms")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         there = random.below(self._outside.there_ns)
         life.world.at(life.now + there, random, self._arrived, arrive, answer)
@@ -207,6 +210,8 @@ class Ways:
 
     def _arrived(self, arrive: Callable[[], Any], answer: asyncio.Future[Any]) -> None:
         life, random = self._life, self._random
+        if life.cluster.forked is not None:
+            raise Violation("I37", f"a fork in dry-run reaches what is outside of it: {life.name}")
         found: Any
         draw = random.below(FAILS) if not life.cluster.healing else FAILS
         try:

@@ -343,6 +343,7 @@ class ParticipantLife(Process):
             agent_versions={agent.kind: agent.state_version for agent in self.agents},
             kinds=tuple(sorted(kind.kind for kind in self.takes)),
             targets=self.cluster.targets[self.name],
+            dry_run=self.cluster.forked is not None,
             session=self.machine.session,
             incarnation=self.machine.entered,
         )

@@ -14,8 +14,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TextIO
 
+import msgspec
+
 from simulations.cluster import SimulatedCluster
 from simulations.faults import Injector
+from simulations.forking import options_of_fork, run_fork
 from simulations.mutants import planted
 from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
 from simulations.oracles.rot import check_rot
@@ -27,6 +30,7 @@ from simulations.world import StepsExhausted
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from simulations.forking import Forked
     from simulations.options import Run
     from simulations.recorder import Recorder
     from simulations.workloads import MakeWorkload
@@ -102,6 +106,9 @@ def _run(what: Run, trace: Trace, recorder: Recorder | None, make_workload: Make
                 recorder.attach(cluster)
             injector = Injector(cluster)
             _phases(cluster, injector, what)
+        with planted(what.options.mutant):
+            for forked in cluster.forks:
+                _run_fork(what, forked, cluster, trace, make_workload)
     except Violation as violation:
         outcome.kind, outcome.invariant, outcome.text = violation.kind, violation.invariant, violation.text
     except StepsExhausted as error:
@@ -123,12 +130,29 @@ def _run(what: Run, trace: Trace, recorder: Recorder | None, make_workload: Make
     return outcome
 
 
-def _cluster(what: Run, trace: Trace, make_workload: MakeWorkload) -> SimulatedCluster:
+def _run_fork(what: Run, forked: Forked, original: SimulatedCluster, trace: Trace, make_workload: MakeWorkload) -> None:
+    options = options_of_fork(what.options)
+    trace.note(original.world.now, "fork", "Begins", options, b"%d" % forked.fork.epoch)
+    cluster = _cluster(msgspec.structs.replace(what, options=options), trace, make_workload, forked)
+    cluster.workload.names = original.workload.names
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(cluster.surroundings())
+            stack.callback(cluster.unwind)
+            run_fork(cluster)
+    finally:
+        for name, count in cluster.probes.hits.items():
+            if name.startswith("fork."):
+                original.probes.hits[name] = original.probes.hits.get(name, 0) + count
+        cluster.workload.close()
+
+
+def _cluster(what: Run, trace: Trace, make_workload: MakeWorkload, forked: Forked | None = None) -> SimulatedCluster:
     if not what.options.runtimes:
-        return SimulatedCluster(what.options, trace, make_workload)
+        return SimulatedCluster(what.options, trace, make_workload, forked)
     from simulations.runtimes.cluster import RuntimeCluster
 
-    return RuntimeCluster(what.options, trace, make_workload)
+    return RuntimeCluster(what.options, trace, make_workload, forked)
 
 
 @contextmanager

@@ -106,6 +106,13 @@ class SimulatedStore:
         else:
             ensure_format(self._memory, cluster)
 
+    def preload(self, objects: Mapping[str, bytes]) -> None:
+        """Objects that are there from the start; of a store that is no disk."""
+        for key, data in objects.items():
+            if key != FORMAT_KEY:
+                self._memory.put(key, data)
+                self._seen[key] = 0
+
     # --- looking ------------------------------------------------------------------------------------------------------
 
     @property
@@ -120,6 +127,10 @@ class SimulatedStore:
         if self._disk is None:
             return self._memory.find(key)
         return self._disk.find(f"{self._cluster}/{key}")
+
+    def keys(self) -> list[str]:
+        """Of all that is visible now."""
+        return list(self._keys(durable=False))
 
     def durable(self, key: str) -> bytes | None:
         """The same of what a power cut at this moment leaves for certain."""

@@ -101,6 +101,8 @@ SPOILING: Final = (
     "store-rot-upload",
 )
 """Kinds that may leave no epoch to go back to."""
+FORK_ONE_OF: Final = 8
+"""One in so many worlds that recover, if agents do not go elsewhere there."""
 ELSEWHERE_WORKLOADS: Final = ("bank", "ring", "pipeline")
 """Whose agents others can take."""
 ELSEWHERE_ONE_OF: Final = 3
@@ -267,7 +269,11 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
     """
     chooser = stream(options.seed, "swarm")
     draw = chooser.below(100)
-    every = [kind for kind in sorted(KINDS) if kind not in (*DRIVERS_ONLY, *ELSEWHERE_ONLY) and _exists(kind, options)]
+    every = [
+        kind
+        for kind in sorted(KINDS)
+        if kind not in (*DRIVERS_ONLY, *ELSEWHERE_ONLY, "fork") and _exists(kind, options)
+    ]
     if kinds is not None:
         on = list(kinds)
     elif draw < 5:
@@ -293,6 +299,10 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         )
         if random.chance(1, 2):
             found.append(Fault(kind="queued-orders", at_ns=SECOND // 2, for_ns=options.faults_ns, rate=1000))
+    if options.recovery and not options.elsewhere and kinds is None:
+        random = stream(options.seed, "fork")
+        if random.chance(1, 2 if options.workload == "orders" else FORK_ONE_OF):
+            found.append(Fault(kind="fork", at_ns=random.between(options.faults_ns // 2, options.faults_ns - 1)))
     if options.elsewhere and kinds is None and draw >= 20:
         on += _operators_kinds(options)
     for kind in on:

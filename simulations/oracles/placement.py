@@ -89,6 +89,11 @@ class Placements:
         for agent, at in sorted(hosts.items()):
             if len(at) > 1:
                 raise Violation("I35", f"{where}: {agent} is hosted by {at}")
+        for agent in sorted(renames.keys() - {*renames.values()}):
+            if agent in hosts:
+                raise Violation(
+                    "I35", f"{where}: {agent} is {renames[agent]} now, and hosted by {hosts[agent]} all the same"
+                )
         for agent in sorted(renames.get(agent, agent) for agent in held):
             if (agent in hosts) == (agent in dropped):
                 raise Violation(

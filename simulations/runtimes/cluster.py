@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.failpoints import disarm_failpoints, watch_failpoints
-from simulations.cluster import SECRET, SimulatedCluster
+from simulations.cluster import SimulatedCluster
 from simulations.prng import stream
 from simulations.runtimes.coordinator import RuntimeCoordinatorLife
 from simulations.runtimes.demands import demand_nothing_left
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from participant.agent import Agent
     from simulations.coordinator_node import CoordinatorLife
+    from simulations.forking import Forked
     from simulations.options import Options
     from simulations.runtimes.loop import DriverLoop
     from simulations.trace import Trace
@@ -38,10 +39,10 @@ _LOGGERS: Final = ("cleancut", "asyncio")
 class RuntimeCluster(SimulatedCluster):
     """Drivers in one world."""
 
-    secret = SECRET
-
-    def __init__(self, options: Options, trace: Trace, make_workload: MakeWorkload = workload_of) -> None:
-        super().__init__(options, trace, make_workload)
+    def __init__(
+        self, options: Options, trace: Trace, make_workload: MakeWorkload = workload_of, forked: Forked | None = None
+    ) -> None:
+        super().__init__(options, trace, make_workload, forked)
         self.loops: list[DriverLoop] = []
         """Of all lives, for the end of the run."""
         self.knobs = Knobs(options.seed)

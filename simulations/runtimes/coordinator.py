@@ -165,7 +165,7 @@ class RuntimeCoordinatorLife(CoordinatorLife):
     def _fences(self) -> dict[str, Fence]:
         cluster = self.cluster
         found: dict[str, Fence] = {"store": StoreFence(self.store, cluster.name)}
-        if cluster.workload.outside_world:
+        if "receipts" in cluster.fences:
             found["receipts"] = SinkFence(cluster)
         return found
 

@@ -290,6 +290,8 @@ class RuntimeParticipantLife(ParticipantLife):
         self.takes = cluster.workload.kinds if options.takeover_ns else ()
         needed = options.recovery or cluster.workload.outside_world
         self.folder = SimulatedFolder(cluster.disk_of(name)) if needed else None
+        if self.folder is not None and cluster.forked is not None:
+            self.folder.path = None  # what goes to sinks in a dry run is kept in memory
         sinks = cluster.workload.sinks(self)
         cluster.workload.connect(self, sinks)
         self.participant = WatchedParticipant(

@@ -112,6 +112,10 @@ class Workload(ABC):
     def judge_end(self, cluster: SimulatedCluster) -> None:  # noqa: B027 - as above
         """The last look, when all is quiet."""
 
+    def touched(self) -> list[str]:
+        """What agents have reached outside; for forks, which may not."""
+        return []
+
     def close(self) -> None:  # noqa: B027 - as above
         """The run is over, whatever came of it."""
 

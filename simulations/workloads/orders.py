@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from participant import Agent, Backoff, Context, QuestionExpired, Retry, handler, keyed, value
-from protocol.errors import Refused, SnapshotError
+from protocol.errors import DryRun, Refused, SnapshotError
 from simulations.oracles.orders import check_orders, demand_orders
 from simulations.outside import ArchiveSink, Outside, Ways
 from simulations.prng import log_uniform, stream
@@ -109,16 +109,21 @@ class Desk(Agent, kind="desk"):
                 answer = await ctx.ask({"order": name}, answer=str, timeout=self._patience if draw % 2 else None)
             except QuestionExpired:
                 answer = "expired"
-        if draw % 3 == 0:
-            result = await ctx.step(ways.charge, name, order.cents, idempotent=True, retry=_AGAIN)
-        else:
-            result = await ctx.step(ways.charge_once, name, order.cents, resolve=ways.find, retry=_AGAIN)
+        try:
+            result = await self._charge(ctx, ways, name, order.cents, forgiving=draw % 3 == 0)
+        except DryRun:
+            result = 0  # only a fork is told so
         self.handled[name] = self.handled.get(name, 0) + 1
         self.receipts[name] = result
         if answer:
             self.answers[name] = answer
         self.taken += not order.name
         ctx.emit("receipts", {"order": name, "result": result, "answer": answer})
+
+    async def _charge(self, ctx: Context, ways: Ways, name: str, cents: int, *, forgiving: bool) -> int:
+        if forgiving:
+            return await ctx.step(ways.charge, name, cents, idempotent=True, retry=_AGAIN)
+        return await ctx.step(ways.charge_once, name, cents, resolve=ways.find, retry=_AGAIN)
 
 
 class Orders(AwaitedWorkload):
@@ -182,6 +187,8 @@ class Orders(AwaitedWorkload):
             Violation: I23.
         """
         archive = self.outside.archive
+        if "receipts" not in self.outside.cluster.fences:
+            return  # a fork's: it is the original's
         if archive.fence.incarnation < incarnation:
             raise Violation(
                 "I23", f"restore orders of incarnation {incarnation} leave, and {archive.name} is not fenced"
@@ -261,6 +268,8 @@ class Orders(AwaitedWorkload):
         Raises:
             Violation: I6, I29.
         """
+        if cluster.forked is not None:
+            return  # its orders are charged by nobody
         where = f"epoch {reader.manifest.epoch}"
         for agent in reader.agents():
             if agent.startswith("desk/"):
@@ -274,6 +283,10 @@ class Orders(AwaitedWorkload):
             LivenessViolation: I30.
         """
         demand_orders(cluster, self)
+
+    def touched(self) -> list[str]:
+        """See `Workload`."""
+        return self.outside.requests
 
     def share(self, participant: str) -> int:
         """Nothing: what a till has made is its debt."""
