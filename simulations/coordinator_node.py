@@ -383,6 +383,7 @@ class CoordinatorLife(Process):
 
     def _stored(self, order: StoreManifest, began: int, error: StoreError | None) -> None:
         if isinstance(error, ObjectConflict):
+            self.cluster.probes.hit("manifest.refused")
             self.feed(ManifestRefused(epoch=order.epoch, cause=str(error)))
             return
         if error is not None:

@@ -546,8 +546,11 @@ def _rot(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
 def _rot_sealed(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     """A leader dies right behind a seal, and then a part of that epoch is spoiled: nobody can make its manifest again.
 
-    With `other` ``operator`` somebody does not wait until that is certain, and aborts the epoch.
+    With `other` ``operator`` somebody does not wait until that is certain, and aborts the epoch. With ``asleep`` the leader does
+    not die: it wakes after a while, has the right bytes, and puts them.
     """
+    if fault.other == "asleep" and not cluster.options.recovery:  # where it is the first, a damaged epoch commits
+        return _rot_sealed_asleep(cluster, fault, injector)
 
     def strike(who: str) -> None:
         key = cluster.unstored_part(who, injector._random)  # noqa: SLF001 - one module
@@ -564,6 +567,19 @@ def _rot_sealed(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> 
 
     cluster.probes.arm("seal.applied", fault.nth, strike)
     return False  # counted when it has done it
+
+
+def _rot_sealed_asleep(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    def spoil(who: str) -> None:
+        key = cluster.unstored_part(who, injector._random)  # noqa: SLF001 - one module
+        if not cluster.healing and key and cluster.store.spoil(key):
+            injector.count(fault.kind)
+
+    # Its proposal is under way; the next leader finds the seal, and what it is about to read is spoiled.
+    point = "seal.before_propose"
+    cluster.probes.arm(point, fault.nth, lambda _: cluster.probes.arm("cut.before_assemble", 1, spoil))
+    asleep = Fault(kind="pause-coordinator", at_ns=fault.at_ns, for_ns=fault.for_ns, point=point, nth=fault.nth)
+    return _pause_coordinator(cluster, asleep, injector)
 
 
 def _stale_list(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:

@@ -453,8 +453,10 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.for_ns = log_uniform(random, 500 * MS, 10 * SECOND)
         fault.rate = log_uniform(random, 20, 600)
     elif kind == "store-rot-sealed":
-        fault.other, fault.nth = random.pick(("", "operator")), log_uniform(random, 1, 6)
-        fault.for_ns = log_uniform(random, 20 * MS, 2 * SECOND)
+        fault.other, fault.nth = random.pick(("", "operator", "asleep")), log_uniform(random, 1, 6)
+        fault.for_ns = log_uniform(
+            random, *((SECOND, 12 * SECOND) if fault.other == "asleep" else (20 * MS, 2 * SECOND))
+        )
     elif kind == "epoch-spoilt":
         fault.who = who
         fault.at_ns = random.between(options.faults_ns // 2, options.faults_ns)

@@ -245,5 +245,26 @@ SCENARIOS: Final[dict[str, Scenario]] = {
         ),
         check=checks.forsaken,
     ),
+    "sealed-asleep": Scenario(
+        what="The same, but the leader only sleeps: when it wakes it has the right bytes, and the store takes them no more.",
+        runs=tuple(
+            Run(
+                options=_options(105 + index, interval_ns=400 * MS, disk=disk, faults_ns=24 * SECOND),
+                faults=[Fault(kind="store-rot-sealed", at_ns=3 * SECOND, for_ns=14 * SECOND, other="asleep")],
+            )
+            for index, disk in enumerate((False, True))
+        ),
+        check=checks.forsaken_behind_a_sleeper,
+    ),
+    "sealed-awake": Scenario(
+        what="The leader that sleeps is back in time: its put comes before the next one has decided, and the epoch commits.",
+        runs=(
+            Run(
+                options=_options(107, interval_ns=400 * MS, faults_ns=16 * SECOND),
+                faults=[Fault(kind="store-rot-sealed", at_ns=3 * SECOND, for_ns=4500 * MS, other="asleep")],
+            ),
+        ),
+        check=checks.found_stored,
+    ),
 }
 """By the names of the scenarios' page."""

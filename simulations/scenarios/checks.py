@@ -258,3 +258,16 @@ def forsaken(cluster: SimulatedCluster, injector: Injector) -> None:
     demand("snapshots/" in record.abort.cause or "forsaken" in record.abort.cause, f"no object: {record.abort.cause}")
     later = [each for each in in_state(cluster, "committed") if each.epoch > number]
     demand(len(later) >= 3, f"{len(later)} epochs commit after the one that was given up")
+
+
+def forsaken_behind_a_sleeper(cluster: SimulatedCluster, injector: Injector) -> None:
+    """As `forsaken`, and whoever slept with the manifest in its hands has tried to store it (I9, I11)."""
+    forsaken(cluster, injector)
+    demand(cluster.probes.hits.get("manifest.refused", 0) >= 1, "nobody put a manifest where the tombstone lies")
+
+
+def found_stored(cluster: SimulatedCluster, injector: Injector) -> None:
+    """An epoch whose manifest is there when it is to be given up commits, whatever became of its parts (P2)."""
+    demand(injector.fired.get("store-rot-sealed", 0) == 1, "no part of a sealed epoch was spoiled")
+    demand(not cluster.oracles.history.forsaken, f"forsaken: {list(cluster.oracles.history.forsaken)}")
+    demand(cluster.probes.hits.get("epoch.found_stored", 0) == 1, "no leader found the manifest of another one")
