@@ -758,7 +758,9 @@ class Ledger(RollbackRules, SavepointRules):
         if record is None:
             return self._no_epoch(command.epoch)
         if record.state in (SEALED, COMMITTED):
-            return _no("sealed", f"epoch {record.epoch} is {record.state}: it is not aborted any more", state=record.state)
+            return _no(
+                "sealed", f"epoch {record.epoch} is {record.state}: it is not aborted any more", state=record.state
+            )
         if record.state == ABORTED:
             return _no("ended", f"epoch {record.epoch} is aborted already", state=record.state)
         why = AbortRecord(
