@@ -567,7 +567,10 @@ class Leader:
 
     def _arm_timer(self, now: Instant) -> None:
         # What is due already and could not be done waits for an event, not for time: a timer would spin.
-        nearest = min((instant for instant in self._instants(now) if instant > now), default=None)
+        nearest: Instant | None = None
+        for instant in self._instants(now):
+            if instant > now and (nearest is None or instant < nearest):
+                nearest = instant
         if nearest is not None and (self._timer is None or nearest < self._timer or self._timer <= now):
             self._timer = nearest
             self._desk.out.append(SetTimer(at=nearest))

@@ -112,7 +112,8 @@ class PackBuilder:
         self._entries: dict[Digest, PackEntry] = {}
         self._index = bytearray()
         """Grows with each chunk: to make it at the end would hold the event loop."""
-        self._compressor = zstd.ZstdCompressor(level=COMPRESSION_LEVEL)
+        self._compressor: zstd.ZstdCompressor | None = None
+        """Made when the first chunk needs it: many small packs have none that does."""
         self._offset = 0
         self._finished = False
         self._write(_HEADER.pack(_MAGIC, PACK_VERSION))
@@ -138,6 +139,8 @@ class PackBuilder:
             return name
         payload, method = chunk, STORED
         if len(chunk) >= _SMALL_BYTES:
+            if self._compressor is None:
+                self._compressor = zstd.ZstdCompressor(level=COMPRESSION_LEVEL)
             compressed = self._compressor.compress(chunk, zstd.ZstdCompressor.FLUSH_FRAME)
             # Less than a sixteenth saved is not worth decompressing for ever after.
             if len(compressed) < len(chunk) - len(chunk) // 16:

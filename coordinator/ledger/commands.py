@@ -437,7 +437,7 @@ def sentence(text: str) -> str:
     Causes come from participants and their agents: escape codes must not reach an operator's terminal through them.
     """
     text = text[: SENTENCE_CHARS_MAX + 1]  # a cause may be megabytes long
-    clean = "".join(character if character.isprintable() else " " for character in text)
+    clean = text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
     if len(clean) > SENTENCE_CHARS_MAX:
         clean = clean[: SENTENCE_CHARS_MAX - 3] + "..."
     return clean

@@ -261,7 +261,7 @@ class Ledger(RollbackRules, SavepointRules):
 
     def open_epochs(self) -> tuple[EpochRecord, ...]:
         """Started and sealed ones, oldest first."""
-        return tuple(self.state.epochs[number] for number in self._open)
+        return tuple([self.state.epochs[number] for number in self._open]) if self._open else ()
 
     def newest_committed(self) -> EpochRecord | None:
         """The newest committed epoch."""
