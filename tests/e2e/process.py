@@ -53,8 +53,8 @@ class OddSpec(Spec, frozen=True, kw_only=True):
         """How agents of others are made here."""
         if not self.takes:
             return {}
-        kinds = ("account", "intake", "kitchen", "courier")
-        return {kind: partial(bank.make, kind, accounts=self.accounts) for kind in kinds}
+        kinds = ("account", "intake", "kitchen", "courier", *(("cashier",) if self.bank else ()))
+        return {kind: partial(bank.make, kind, accounts=self.accounts, bank=self.bank) for kind in kinds}
 
     def all_agents(self) -> list[Agent]:
         """Every agent of this process."""

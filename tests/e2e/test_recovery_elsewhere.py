@@ -10,6 +10,7 @@ from simulations.demo import bank, charges, summary
 from simulations.demo.cluster import LocalCluster
 from simulations.demo.process import EXIT_ENDED
 from simulations.demo.recovery import recovery_of
+from tests.e2e.process import OddSpec
 from tests.e2e.real_cluster import real_cluster, until
 from tests.e2e.test_recovery import kill, recovered
 
@@ -80,6 +81,46 @@ async def others_start(cluster, prefix, count):
     await until(there, f"{count} spares have registered", 90)
     await cluster.call("PUT", "/v1/policy", {"takeover_after_ms": 200})
     return started
+
+
+async def test_charges_of_one_that_never_comes_back_are_found_out_by_who_takes_its_agents(tmp_path):
+    """Killed inside a charge, with more of them since the epoch. Its effect ledger is on its own disk: nobody asks that any more."""
+    cluster = LocalCluster(tmp_path, coordinator_count=1)
+    await asyncio.to_thread(cluster.prepare, {"kind": "manual", "pause_ms": 0})
+    outside = await charges.start_bank(tmp_path)
+    try:
+        await cluster.start_coordinators()
+        specs = [
+            OddSpec(**msgspec.structs.asdict(spec), takes=True)
+            for spec in bank.make_specs(cluster, outside.url, participants=3, transport="websocket")
+        ]
+        await asyncio.gather(*(cluster.start_participant(spec, module="tests.e2e.process") for spec in specs))
+        await cluster.call("PUT", "/v1/policy", {**bank.POLICY, "interval_ms": 2_000, "takeover_after_ms": 500})
+        await outside.wait_charge()
+        cashier = next(spec for spec in specs if ("cashier", "main") in spec.agents)
+        killed = cluster.participants[cashier.id]
+        killed.ended_on_purpose = True
+        for _ in range(3):
+            charge = await outside.wait_charge()
+        killed.kill()
+        await killed.wait()
+
+        async def taken():
+            found = await recovery_of(cluster)
+            return found and found["state"] == "running" and found["incarnation"] == 2 and found["last"]
+
+        last = await until(taken, "incarnation 2 runs without it")
+        assert last["members_count"] == 2
+        await outside.wait_charge()
+        await bank.last_epoch(cluster)
+        result = bank.Result(participants=3)
+        await bank.judge(cluster, outside, result)
+        assert result.problems == []
+        assert [each.order for each in outside.charges()].count(charge.order) == 1
+        assert (result.charges_duplicated, result.charges_lost, result.rollbacks) == (0, 0, 1)
+    finally:
+        await cluster.stop()
+        await outside.child.stop()
 
 
 async def test_twin_that_freezes_inside_a_charge_and_wakes_after_its_successor_charges_nothing(tmp_path):
