@@ -123,6 +123,8 @@ class ParticipantLife(Process):
         self.parked = EarlyFrames()
         self.codec = cluster.codec
         self._tick_due = False
+        self._inside = 0
+        """Depth of steps that are being carried out."""
         self._timer: Timer | None = None
         self.forged = 0
         self._carry: dict[type[Any], Callable[[Any], None]] = {
