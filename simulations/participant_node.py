@@ -182,11 +182,14 @@ class ParticipantLife(Process):
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         carry = self._carry
+        self._inside += 1
         for effect in effects:
             if not self.alive:
                 return
             carry[type(effect)](effect)
-        if self.parked.due:
+        self._inside -= 1
+        # A peer that is none any more is told of inside of the step that brings the topology.
+        if self.parked.due and not self._inside:
             self.parked.check(self)
 
     def wake(self) -> None:
