@@ -280,6 +280,20 @@ def test_operator_who_waits_when_leadership_is_lost_is_answered_as_unknown():
     assert world.answers[request]["code"] == "unknown-outcome"
 
 
+# --- what it costs ------------------------------------------------------------------------------------------------------
+
+
+def test_undisturbed_epoch_has_no_step_more_for_it():
+    """One put of the leader, and three entries beside the reports' batches: nothing is kept in case it is needed."""
+    world = cluster("a", "b")
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    of_leader = [each for each in world.store.operations if not each[1].startswith("snapshots/") and each[0] != "size"]
+    assert of_leader == [("put", manifest_key(1))]
+    kinds = [each[1] for each in world.happened if each[0] == "proposed"]
+    assert [kind for kind in kinds[kinds.index("start") :] if kind != "reports"] == ["start", "seal", "commit"]
+
+
 # --- what people see ----------------------------------------------------------------------------------------------------
 
 
