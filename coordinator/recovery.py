@@ -477,8 +477,9 @@ class RecoveryKeeper:
             if len(dropped) > DROPPED_MAX:
                 self._give_up("not-placed", f"{len(dropped)} agents would be given up; at most {DROPPED_MAX} can be")
                 return
-        if placement.missing or not live:
-            self._not_placed(missing_in_words(placement.missing) or "any participant")
+        awaited = self._awaited(now)
+        if placement.missing or awaited or not live:
+            self._not_placed(missing_in_words(placement.missing) or awaited or "any participant")
             return
         moves = {} if self._request is None else dict(self._request.moves)
         present = frozenset(record.id for record in live)
@@ -492,6 +493,24 @@ class RecoveryKeeper:
             return
         self.waiting = ""
         self._propose(epoch, cause, now, renames=tuple(sorted(renames.items())), dropped=dropped)
+
+    def _awaited(self, now: Instant) -> str:
+        """Who may come back with its log of turns, so that nobody has to go back; also where the epoch does not know it. "": nobody."""
+        ledger = self._ledger
+        if self._request is not None or ledger.policy.durability != "turn":
+            return ""
+        absent = []
+        for member in ledger.lost_members():
+            record = ledger.state.participants.get(member.id)
+            if record is None or record.live or record.damaged:
+                return ""  # it came back without, or it never will with it
+            absent.append(member.id)
+        takeover_ns = ledger.policy.takeover_after_ns
+        for name in absent:
+            since = self._gone_since.setdefault(name, now)
+            if not takeover_ns or now < since + takeover_ns:
+                return f"{name}, which may have its log"
+        return ""
 
     def _keeps(self) -> bool:
         """Whether names and losses of all rollbacks since the epoch are those of the next one, too.

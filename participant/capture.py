@@ -279,6 +279,7 @@ class Frozen:
                 items=len(channel.items),
                 messages=message_count(channel.items),
                 chunks=tuple(chunk.ref() for chunk in self._channels.get(channel.source, ())),
+                base=channel.base or msgspec.UNSET,
             )
             for channel in sorted(channels, key=lambda channel: channel.source)
         )

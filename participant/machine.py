@@ -599,11 +599,13 @@ class ParticipantMachine(Channels):
         streams = self._resumed.get(member.id)
         if streams is not None and streams.line == peer.line:
             peer.resume(streams, now)
+            self.outgoing_bytes += peer.outgoing_bytes
+        if self.logged:
+            # Also where our log knows nothing of the peer: its own may know of us.
             try:
                 self._rebase(peer, me, member)
             except RemoteProtocolError as error:
                 self._stream_broken(member, error, out)
-            self.outgoing_bytes += peer.outgoing_bytes
         return peer
 
     def _rebase(self, peer: Peer, me: Member, member: Member) -> None:

@@ -77,6 +77,7 @@ class LocalEpochs:
             closed_at=effect.closed_at,
             digest=continued_digest(hasher, effect.items, skipped=max(0, base - number)),
             items=effect.items,
+            base=base,
         )
 
     def complete(self, epoch: Epoch) -> ChannelsRecorded:

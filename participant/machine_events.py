@@ -226,6 +226,8 @@ class RecordedChannel(Plain, frozen=True, kw_only=True):
     """Over the items 1..closed_at, continued from the cut over the recorded bytes."""
     items: tuple[bytes, ...]
     """Encoded items received+1 .. closed_at."""
+    base: int = 0
+    """The digest leaves out the items up to this number: the stream was resumed behind it."""
 
 
 class ChannelsRecorded(Plain, frozen=True, kw_only=True):

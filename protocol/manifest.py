@@ -122,6 +122,8 @@ class IncomingCut(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded messages among them."""
     chunks: tuple[ChunkRef, ...] = ()
     """Chunks that joined are the recorded items' encoded bytes, in order (protocol.items)."""
+    base: Number | msgspec.UnsetType = msgspec.UNSET
+    """The stream was resumed behind this item (`protocol.streams`): both digests are over what follows it. Unset: over all."""
 
 
 class LocalSnapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, SEALED_POINTS
+from simulations.faults import DRIVERS_ONLY, KINDS, POINTS, SEALED_POINTS, TURNS_ONLY
 
 SEEDS_ENOUGH: Final = 15 * (len(POINTS) + len(SEALED_POINTS))
 WANTED_PROBES: Final = (
@@ -99,7 +99,7 @@ WANTED_PROBES: Final = (
     "wire.refused",
     *POINTS,
     *SEALED_POINTS,
-    *(f"fault.{kind}" for kind in KINDS if kind not in DRIVERS_ONLY),
+    *(f"fault.{kind}" for kind in KINDS if kind not in (*DRIVERS_ONLY, *TURNS_ONLY)),
     *(f"fault.crash-at {point}" for point in (*POINTS, *SEALED_POINTS)),
 )
 """Rare states; points of the protocol that were passed; faults that did something."""

@@ -104,6 +104,7 @@ class SimulatedCluster:
         self.oracles = Oracles(self)
         self.ghost.oracles = self.oracles
         self.ghost.outputs.cluster = self
+        self.ghost.turns.cluster = self
         self.workload.connected(self)
         if forked is not None:
             forked.plant(self)

@@ -106,6 +106,7 @@ class CoordinatorLife(Process):
                 deadline_ns=options.deadline_ns,
                 max_concurrent=options.max_concurrent,
                 recovery=_policy_word(options),
+                durability="turn" if options.turns else "epoch",
                 takeover_after_ns=options.takeover_ns,
                 max_rollbacks=0,
                 fallback="refuse" if options.refuse and not on("policy-ignored") else "newest-good",

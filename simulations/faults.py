@@ -6,9 +6,11 @@ counted by kind (`Injector.fired`), because a fault that never happened has test
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Final
 
-from coordinator.events import AbortRequested, EpochTriggered
+from coordinator.events import AbortRequested, EpochTriggered, RestoreRequested
+from participant.runtime.turn_logger import LOG_NAME
 from protocol.digests import manifest_key
 from protocol.ids import Epoch
 from simulations.control import PATIENCE_NS
@@ -99,8 +101,14 @@ OUTSIDE_POINTS: Final = (
     "effect.recorded",
 )
 """Of participants in the second mode that make steps, emit, and take logged input: `orders`."""
-NOT_IN_WORLDS: Final = ("log.before_truncate", "sink.", "turns.")
-"""Beginnings of the points that no simulated participant passes: logs that grow long, sinks of the product, logs of turns."""
+TURN_POINTS: Final = (
+    "turns.before_replay",
+    "turns.base_written",
+    "log.before_truncate",
+)
+"""Of participants in the second mode whose turns are logged, beside those of every log."""
+NOT_IN_WORLDS: Final = ("sink.",)
+"""Beginnings of the points that no simulated participant passes: sinks of the product."""
 
 TAKEOVER_NS: Final = 20 * SECOND
 """Until who died is surely a member again: a lease, a registration, two topologies."""
@@ -647,6 +655,51 @@ def _fork(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     return forked is not None
 
 
+# --- logs of turns ----------------------------------------------------------------------------------------------------
+
+
+def _crash_together(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """Several participants die in one instant, and come back each in its own time."""
+    random = injector._random  # noqa: SLF001 - one module
+    chosen = sample(random, cluster.participants, random.between(2, len(cluster.participants)))
+    crashed = [cluster.crash_participant(name, fault.for_ns + random.below(2 * fault.for_ns)) for name in chosen]
+    return any(crashed)
+
+
+def _lose_local(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A participant dies, and its disk comes back without what `rate` says (`LocalDisk.lose`)."""
+    crashed = cluster.crash_participant(fault.who, fault.for_ns)
+    # Where it holds more than turns, only those can be done without: an effect that nobody remembers is done again.
+    how = fault.rate % 4 or int(cluster.workload.outside_world)
+    return crashed and cluster.disk_of(fault.who).lose(how, log=LOG_NAME)
+
+
+def _rot_local(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """A participant dies, and its log of turns has rotted."""
+    return cluster.crash_participant(fault.who, fault.for_ns) and cluster.disk_of(fault.who).rot(LOG_NAME)
+
+
+def _fail_local(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """The next sync of a log of turns fails, and what was not synced is gone; or its next write does not fit."""
+    files = cluster.disk_of(fault.who).files(LOG_NAME)
+    if fault.rate % 2:
+        files.fail_next_sync = errno.EIO
+    else:
+        files.fail_next_append = errno.ENOSPC
+    return True
+
+
+def _restore_all(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
+    """An operator wants everybody back at an epoch."""
+    leader = cluster.log.leader
+    if leader is None or not leader.alive or not leader.machine.leading or not cluster.oracles.history.recoverable:
+        return False
+    cluster.ghost.turns.reasons["an operator wants it so"] = None
+    request = RestoreRequested(request=f"restore-at-{fault.at_ns}", epoch=None, reason="an operator wants it so")
+    leader.enter(leader.feed, request)
+    return True
+
+
 # --- the operator (worlds in which agents go elsewhere) -----------------------------------------------------------------
 
 
@@ -813,6 +866,11 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
     "epoch-spoilt": (_spoil_newest, None),
     "twin": (_twin, None),
     "queued-orders": (_queued_orders, _end_queued_orders),
+    "crash-together": (_crash_together, None),
+    "local-lost": (_lose_local, None),
+    "local-rot": (_rot_local, None),
+    "local-fails": (_fail_local, None),
+    "restore": (_restore_all, None),
     "gone": (_gone, None),
     "grow": (_grow, None),
     "give-up": (_give_up, _end_give_up),
@@ -832,5 +890,7 @@ KINDS: Final[dict[str, tuple[_Begin, _End | None]]] = {
 
 STUCK_AT: Final = ("local.frozen", "local.encoded", "reports.applied", "seal.applied")
 """Points behind which a driver turns to the store."""
+TURNS_ONLY: Final = ("crash-together", "local-fails", "local-lost", "local-rot", "restore")
+"""Kinds of worlds in which turns are logged."""
 DRIVERS_ONLY: Final = ("half-open-control", "stop", "stop-coordinator", "store-stuck", "stranger")
 """Kinds that do nothing where the simulator itself is the driver: not drawn there."""

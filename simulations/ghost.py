@@ -15,6 +15,7 @@ from protocol.ids import ParticipantId
 from protocol.messages import Registered, Restore
 from simulations.oracles.outputs import Outputs
 from simulations.oracles.rollbacks import Rollbacks
+from simulations.oracles.turns import AgentNow, Moment, Turns, agent_now
 from simulations.state_forms import agent_fields
 from simulations.violations import Violation
 
@@ -66,6 +67,7 @@ class GhostCut:
     __slots__ = (
         "at",
         "clock",
+        "line",
         "mailboxes",
         "received",
         "sent",
@@ -80,6 +82,7 @@ class GhostCut:
     def __init__(self, life: GhostLife, at: int, states: dict[str, bytes], mailboxes: dict[str, list[bytes]]) -> None:
         self.at = at
         self.session = life.session
+        self.line = life.line
         self.sent = {stream: len(stream.sent) for stream in life.outgoing_ever}
         self.received = {stream: stream.delivered for stream in life.incoming_ever}
         self.clock = dict(life.clock)
@@ -130,16 +133,43 @@ class GhostLife:
         """Epoch -> how it ended, as this life was told."""
         self.kept: int = 0
         """The newest epoch that this life builds on."""
+        self._beginning: Moment | None = None
+        self.superseded = False
+        """Another life has read the log that this one wrote: what it still does by itself has not happened."""
+
+    @property
+    def line(self) -> int:
+        """Session after which its line is named (`simulations.oracles.turns`): without a log, its own."""
+        return self._ghost.turns.line(self.session, self.incarnation)
+
+    @property
+    def machine_incarnation(self) -> int:
+        """That its machine is in now."""
+        return int(self._life.machine.incarnation)
+
+    def agents_now(self) -> dict[str, AgentNow]:
+        """What its agents are."""
+        forms = self._life.cluster.workload.forms
+        return {host.id: agent_now(host, forms.at_cut(host)) for host in self._life.hosts}
+
+    def adopt(self, before: GhostLife, moment: Moment) -> None:
+        """Go on where another life of the line was in a moment."""
+        self.incarnation, self.opening, self.kept = before.incarnation, before.opening, before.kept
+        self.outgoing_ever, self.incoming_ever = before.outgoing_ever, before.incoming_ever
+        self.unrouted, self.clock = list(moment.unrouted), moment.clock
+        self.is_restored = before.is_restored
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def sent(self, sends: Sequence[Delivery]) -> None:
         """Turns have committed; these are their sends, in order."""
+        if self.superseded:
+            return
         clock = self.clock = dict(self.clock)
-        clock[self.session] = clock.get(self.session, 0) + 1
+        line = self.line
+        clock[line] = clock.get(line, 0) + 1
         routes = self.routes
-        history = self._ghost.history
-        session = self.session
+        happened = self._ghost.happened
         for envelope, data in sends:
             stream = routes.get(envelope.target, _NOWHERE)
             if stream is None:
@@ -150,13 +180,15 @@ class GhostLife:
             if stream is _NO_WAY:
                 continue
             sent = stream.sent
-            history.append(("send", session, stream, len(sent), 1))
+            happened("send", line, stream, len(sent), 1)
             sent.append(data)
             stream.stamps.append(clock)
         self._ghost.sends += len(sends)
 
     def delivered(self, deliveries: Sequence[Delivery]) -> None:
         """These go into mailboxes here: a run of messages from one participant, or of this one's own."""
+        if self.superseded:
+            return
         first, data = deliveries[0]
         if data in self._ghost.strays:
             # Who sent it is not who hosts its agent now: whichever channel has it next brought it, or it was here before.
@@ -179,14 +211,14 @@ class GhostLife:
         if got != stream.sent[position : position + count]:
             self._explain(stream, got)
         stream.delivered = position + count
-        self._ghost.history.append(("recv", self.session, stream, position, count))
+        self._ghost.happened("recv", self.line, stream, position, count)
         self._ghost.deliveries += count
         theirs = stream.stamps[position + count - 1]
         clock = self.clock = dict(self.clock)
-        for session, moments in theirs.items():
-            if clock.get(session, 0) < moments:
-                clock[session] = moments
-        clock[self.session] = clock.get(self.session, 0) + 1
+        for line, moments in theirs.items():
+            if clock.get(line, 0) < moments:
+                clock[line] = moments
+        clock[self.line] = clock.get(self.line, 0) + 1
 
     def _explain(self, stream: Stream, got: list[bytes]) -> None:
         for offset, data in enumerate(got):
@@ -200,7 +232,8 @@ class GhostLife:
 
     def emitted(self, outputs: Sequence[tuple[bytes, str, bytes]]) -> None:
         """A turn has committed and emits these: id, sink, payload."""
-        self._ghost.outputs.emitted(self.session, self.incarnation, outputs)
+        if not self.superseded:
+            self._ghost.outputs.emitted(self.line, self.incarnation, outputs)
 
     def ingested(self, message: Delivery) -> None:
         """A message from outside was accepted here."""
@@ -268,7 +301,7 @@ class GhostLife:
                 if stream is _NOWHERE:
                     self.unrouted.append((target, data))
                 elif stream is not None and stream is not _NO_WAY:
-                    self._ghost.history.append(("send", self.session, stream, len(stream.sent), 1))
+                    self._ghost.happened("send", self.line, stream, len(stream.sent), 1)
                     stream.sent.append(data)
                     stream.stamps.append(clock)
 
@@ -277,7 +310,9 @@ class GhostLife:
     def halted(self) -> None:
         """It has obeyed a restore order: nothing of what it was in goes on."""
         outputs = self._ghost.outputs
-        outputs.halted(self.session, self.incarnation)
+        moments = self.clock.get(self.line, 0)
+        outputs.halted(self.line, self.incarnation)
+        self._ghost.turns.halted(self)
         self.incarnation = int(self._life.machine.incarnation)
         outputs.entered = max(outputs.entered, self.incarnation)
         self._obeyed = self.incarnation
@@ -285,7 +320,7 @@ class GhostLife:
         self.routes, self.outgoing, self.incoming = {}, {}, {}
         self.outgoing_ever, self.incoming_ever, self.unrouted = [], [], []
         # What it knows of others is of an incarnation that is over; its own moments go on.
-        self.clock = {self.session: self.clock.get(self.session, 0)}
+        self.clock = {self.line: moments}
 
     def persisted(self, incarnation: int) -> None:
         """An incarnation is on its disk: if it was ordered into it, it has entered it."""
@@ -311,6 +346,37 @@ class GhostLife:
         if restored:
             self._ghost.rollbacks.begun(self._life)
 
+    # --- the log of turns ---------------------------------------------------------------------------------------------
+
+    def will_begin(self) -> None:
+        """It becomes a member, and its line begins: what it is before anything is sent on its channels."""
+        self._beginning = self._ghost.turns.moment(self, 0)
+
+    def begins_line(self, number: int) -> None:
+        """Its line begins behind this number of its log."""
+        assert self._beginning is not None, "it becomes a member"
+        self._ghost.turns.began(self, number, self._beginning)
+
+    def flushed(self, number: int) -> None:
+        """All that has happened is covered by its log up to this number."""
+        self._ghost.turns.flushed(self, number)
+
+    def logged_cut(self, epoch: int, number: int) -> None:
+        """It recorded its local state behind this number of its log."""
+        self._ghost.turns.cut(self, epoch, number)
+
+    def logged_commit(self, epoch: int) -> None:
+        """It is told that an epoch is committed."""
+        self._ghost.turns.committed(self, epoch)
+
+    def recovered(self, *found: Any) -> None:  # noqa: ANN401 - as `Turns.recovered`
+        """It has read its log."""
+        self._ghost.turns.recovered(self, *found)
+
+    def goes_on(self) -> None:
+        """It becomes a member, as the next session of its line."""
+        self._ghost.turns.goes_on(self)
+
     # --- epochs -------------------------------------------------------------------------------------------------------
 
     def cut(self, effect: RecordLocal) -> None:
@@ -328,9 +394,9 @@ class GhostLife:
             timers[host.id] = len(host.timers)
         cut = GhostCut(self, self._life.now, states, mailboxes)
         cut.timers = timers
-        self._ghost.outputs.cut(self.session, self.incarnation, int(effect.epoch))
+        self._ghost.outputs.cut(self.line, self.incarnation, int(effect.epoch))
         self._ghost.cuts[key] = cut
-        self._ghost.history.append(("cut", self.session, None, int(effect.epoch), 0))
+        self._ghost.happened("cut", self.line, None, int(effect.epoch), 0)
 
     def announced(self, effect: AnnounceEpoch) -> None:
         """It is told how an epoch ended."""
@@ -353,15 +419,16 @@ class GhostLog:
         self.inputs: dict[bytes, str] = {}
         """Id of a message from outside -> participant that accepted it."""
         self.streams: dict[tuple[int, int, int], Stream] = {}
-        """By incarnation and sessions of source and target."""
+        """By incarnation and lines of source and target: sessions, where nobody goes on from a log."""
         self.cuts: dict[tuple[int, int], GhostCut] = {}
         """(session, epoch) -> cut."""
         self.lives: dict[int, GhostLife] = {}
         """By session."""
         self.rollbacks = Rollbacks()
         self.outputs = Outputs()
+        self.turns = Turns(self)
         self.history: list[tuple[str, int, Stream | None, int, int]] = []
-        """In real order: ``send`` or ``recv``, session, stream, number of the first message, count; or ``cut``, session, None,
+        """In real order: ``send`` or ``recv``, line, stream, number of the first message, count; or ``cut``, line, None,
         epoch, 0."""
         self.sends = 0
         self.deliveries = 0
@@ -386,11 +453,31 @@ class GhostLog:
 
     def stream(self, source: str, source_session: int, target: str, target_session: int, incarnation: int) -> Stream:
         """The stream, made by whoever knows of it first."""
+        line = self.turns.line
+        source_session, target_session = line(source_session, incarnation), line(target_session, incarnation)
         key = (incarnation, source_session, target_session)
         found = self.streams.get(key)
         if found is None:
             found = self.streams[key] = Stream(source, source_session, target, target_session, incarnation)
         return found
+
+    def happened(self, what: str, line: int, stream: Stream | None, first: int, count: int) -> None:
+        """Take it down."""
+        self.history.append((what, line, stream, first, count))
+        events = self.turns.events
+        events[line] = events.get(line, 0) + 1
+
+    def forget(self, line: int, kept: int) -> None:
+        """Of what a line did only so much has happened."""
+        seen = 0
+        left = []
+        for entry in self.history:
+            if entry[1] == line:
+                seen += 1
+                if seen > kept:
+                    continue
+            left.append(entry)
+        self.history[:] = left
 
     def entry_applied(self, coordinator: CoordinatorLife, command: dict[str, Any], result: dict[str, Any]) -> None:
         """A replica has applied an entry of the log."""

@@ -29,6 +29,8 @@ class _File:
     content: bytearray = field(default_factory=bytearray)
     synced: int = 0
     """Bytes from the start that survive a power loss."""
+    last: int = 0
+    """Where the last write began."""
 
 
 class SimulatedLogFiles:
@@ -77,6 +79,7 @@ class SimulatedLogFiles:
     def append(self, name: str, data: bytes) -> None:
         """See `LogFiles.append`. Dying here leaves a part of the data written."""
         file = self._files[name]
+        file.last = len(file.content)
         if self._dies_here():
             file.content += data[: self._prng.below(len(data) + 1)]
             raise ProcessDied
@@ -123,6 +126,15 @@ class SimulatedLogFiles:
                     file.content[start:stop] = bytes(stop - start)
                 start = stop
             file.synced = kept
+
+    def die_soon(self, operations: int) -> None:
+        """The process dies in the so many-th operation from now on, from 1."""
+        self.die_at = self.operations + operations
+
+    def older_bytes(self, name: str) -> int:
+        """How many bytes of a file lie before its last write, and are durable."""
+        file = self._files[name]
+        return min(file.last, file.synced)
 
     def flip_bit(self, name: str, byte: int, bit: int) -> None:
         """Bit rot."""

@@ -135,6 +135,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A participant that is lost comes back with a rollback; else with fresh agents, and the others go on without it."""
     by_hand: bool = False
     """With `recovery`: the policy is manual, and an operator who looks now and then asks for each rollback."""
+    turns: bool = False
+    """With `recovery`, in the second mode: turns are logged, and who crashes goes on from the log, alone."""
     listens: bool = False
     """Participants have addresses that coordinators can ask whether their process is still there."""
     runtimes: bool = False
@@ -237,7 +239,7 @@ def check_run(run: Run) -> None:
     Raises:
         ValueError: A value is out of its bounds, or names nothing.
     """
-    from simulations.faults import KINDS, OUTSIDE_POINTS, POINTS, RECOVERY_POINTS
+    from simulations.faults import KINDS, OUTSIDE_POINTS, POINTS, RECOVERY_POINTS, SEALED_POINTS, TURN_POINTS
     from simulations.mutants import MUTANTS
 
     options = run.options
@@ -251,7 +253,8 @@ def check_run(run: Run) -> None:
         what = f"fault {index + 1}"
         _known(f"kind of {what}", fault.kind, tuple(KINDS))
         if fault.point or fault.kind == "crash-at":
-            _known(f"point of {what}", fault.point, (*POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS))
+            points = (*POINTS, *SEALED_POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS, *TURN_POINTS)
+            _known(f"point of {what}", fault.point, points)
         for name in ("at_ns", "for_ns"):
             _between(f"{name} of {what}", getattr(fault, name), 0, LENGTH_MAX_NS)
         _between(f"rate of {what}", fault.rate, 0, 1_000_000)

@@ -22,6 +22,8 @@ from simulations.faults import (
     RECOVERY_POINTS,
     SEALED_POINTS,
     STUCK_AT,
+    TURN_POINTS,
+    TURNS_ONLY,
 )
 from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
@@ -36,6 +38,10 @@ PER_KIND_MAX: Final = 12
 SHORT_NS: Final = 8 * SECOND
 """Length of the phase with faults in small worlds, at most."""
 HEAVY: Final = (
+    "crash-together",
+    "local-lost",
+    "local-rot",
+    "restore",
     "crash-coordinators",
     "split-leader",
     "crash-leader",
@@ -92,6 +98,8 @@ RECOVERABLE: Final = ("bank", "bank", "ring", "pipeline")
 """Workloads that know of nothing outside their agents which a rollback does not take back."""
 OUTSIDE_ONE_OF: Final = 8
 """One recovering world in so many has an outside world: they take several times as long."""
+TURNS_ONE_OF: Final = 8
+"""One recovering world in so many logs turns."""
 RECOVERING_ONLY: Final = ("epoch-spoilt", "queued-orders", "twin")
 """Kinds that are of rollbacks."""
 SPOILING: Final = (
@@ -179,6 +187,14 @@ def for_recovery(options: Options, *, elsewhere: bool | None = None) -> None:
         options.interval_ns = min(options.interval_ns, SECOND)
         options.tick_ns = min(options.tick_ns, 300 * MS)
         options.burst = max(options.burst, 3)
+
+
+def for_turns(options: Options) -> None:
+    """The same world, recovering and in the second mode, in which who crashes goes on from its log of turns."""
+    options.turns, options.by_hand = True, False
+    # Who hosts what it did not declare never goes on from its log.
+    options.elsewhere, options.takeover_ns, options.spares, options.settled = False, 0, 0, False
+    options.tick_ns = max(options.tick_ns, 80 * MS)
 
 
 def _draw_elsewhere(options: Options, random: Prng, wanted: bool | None) -> None:  # noqa: FBT001 - private
@@ -269,11 +285,8 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
     """
     chooser = stream(options.seed, "swarm")
     draw = chooser.below(100)
-    every = [
-        kind
-        for kind in sorted(KINDS)
-        if kind not in (*DRIVERS_ONLY, *ELSEWHERE_ONLY, "fork") and _exists(kind, options)
-    ]
+    special = (*DRIVERS_ONLY, *ELSEWHERE_ONLY, *TURNS_ONLY, "fork")
+    every = [kind for kind in sorted(KINDS) if kind not in special and _exists(kind, options)]
     if kinds is not None:
         on = list(kinds)
     elif draw < 5:
@@ -299,7 +312,16 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
         )
         if random.chance(1, 2):
             found.append(Fault(kind="queued-orders", at_ns=SECOND // 2, for_ns=options.faults_ns, rate=1000))
-    if options.recovery and not options.elsewhere and kinds is None:
+    if options.turns and kinds is None and draw >= 5:
+        random = stream(options.seed, "turns")
+        on += [kind for kind in TURNS_ONLY if random.chance(1, 3)]
+        for _ in range(random.between(1, 4)):
+            at, back = random.between(SECOND, options.faults_ns), log_uniform(random, 20 * MS, 2 * SECOND)
+            found.append(Fault(kind="crash", at_ns=at, for_ns=back, who=random.pick(names_of(options))))
+            point = random.pick((*OUTSIDE_POINTS[:5], *TURN_POINTS))
+            nth = 1 if point == "turns.before_replay" else log_uniform(random, 1, 60)
+            found.append(Fault(kind="crash-at", at_ns=SECOND // 2, for_ns=back, point=point, nth=nth))
+    if options.recovery and not (options.elsewhere or options.turns) and kinds is None:
         random = stream(options.seed, "fork")
         if random.chance(1, 2 if options.workload == "orders" else FORK_ONE_OF):
             found.append(Fault(kind="fork", at_ns=random.between(options.faults_ns // 2, options.faults_ns - 1)))
@@ -330,6 +352,9 @@ def points_of(options: Options) -> tuple[str, ...]:
     """Points at which processes of this world can be made to crash."""
     if not options.recovery:
         return (*POINTS, *SEALED_POINTS)
+    if options.turns:
+        logs = (*TURN_POINTS, *OUTSIDE_POINTS[:5])
+        return (*POINTS, *SEALED_POINTS, *RECOVERY_POINTS, *logs, *logs)
     outside = OUTSIDE_POINTS if options.workload == "orders" and options.runtimes else ()
     return (*POINTS, *SEALED_POINTS, *RECOVERY_POINTS, *RECOVERY_POINTS, *outside, *outside)
 
@@ -339,6 +364,7 @@ def _exists(kind: str, options: Options) -> bool:
     return not (
         (options.recovery and kind in SPOILING)
         or (not options.recovery and kind in RECOVERING_ONLY)
+        or (not options.turns and kind in TURNS_ONLY)
         or (options.workload == "orders" and kind == "leave")
         or (kind in ELSEWHERE_ONLY and not options.elsewhere)
         or (kind in TAKING_ONLY and not options.takeover_ns)
@@ -378,6 +404,7 @@ def draw_run(
     runtimes: bool = False,
     recovery: bool | None = None,
     workload: str | None = None,
+    turns: bool | None = None,
     elsewhere: bool | None = None,
 ) -> Run:
     """A world with its faults.
@@ -386,6 +413,8 @@ def draw_run(
         seed: Draws all of it.
         workload: In place of the one that the seed draws.
         runtimes: In the second mode.
+        turns: Whether turns are logged, by participants that recover, in the second mode; None: the seed says, where nothing else
+            is asked for.
         recovery: Whether participants come back with rollbacks; None: the seed says. Some of its worlds that do are of the
             second mode then, with an outside world of their own: only the drivers have one.
         elsewhere: Whether agents go elsewhere in a world that recovers; None: the seed says.
@@ -394,6 +423,10 @@ def draw_run(
     recovers = recovery or (recovery is None and stream(seed, "recovers").chance(1, 3))
     if recovery is None and recovers and workload is None and stream(seed, "outside").chance(1, OUTSIDE_ONE_OF):
         runtimes, workload = True, "orders"
+    if turns is None and recovery is None and recovers and workload is None and not runtimes:
+        turns = bool(stream(seed, "logs turns").chance(1, TURNS_ONE_OF))
+    if turns:
+        runtimes = recovers = True
     if runtimes:
         for_drivers(options)
     if recovers:
@@ -403,6 +436,8 @@ def draw_run(
         fit_workload(options)
         if workload not in ELSEWHERE_WORKLOADS:
             options.elsewhere, options.takeover_ns, options.spares = False, 0, 0
+    if turns:
+        for_turns(options)
     return Run(options=options, faults=draw_faults(options))
 
 
@@ -486,6 +521,11 @@ def _draw(kind: str, options: Options, random: Prng) -> Fault:
         fault.nth = log_uniform(random, 1, 20)
     elif kind == "split-leader":
         fault.for_ns = log_uniform(random, SECOND, 8 * SECOND)
+    elif kind in {"local-lost", "local-rot", "local-fails"}:
+        fault.who, fault.rate = who, random.below(4)
+        fault.for_ns = log_uniform(random, 20 * MS, 2 * SECOND)
+    elif kind == "crash-together":
+        fault.for_ns = log_uniform(random, 20 * MS, SECOND)
     elif kind in {"stop", "half-open-control", "stranger"}:
         fault.who = who
     elif kind == "stop-coordinator":

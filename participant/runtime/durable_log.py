@@ -16,6 +16,7 @@ Rules:
       and never after any write or fsync has failed: the kernel may have marked the lost pages clean, and the next fsync
       "succeeds" (Rebello et al. 2020; I18). The log is *poisoned* then: everything later is refused, the process ends, and
       its successor recovers from the file.
+    * Whoever recovers syncs what it has read before it believes it: it may only have been in the page cache.
     * Each life begins a segment of its own, made whole with its first batch. Its header says where the segment before ends, so
       a torn tail is cut off without touching the file.
     * What a committed epoch covers is deleted in whole segments, the oldest first: a crash in between leaves no hole.
@@ -128,11 +129,13 @@ class DurableLog:
 
     # --- the way back -------------------------------------------------------------------------------------------------
 
-    def recover(self, *, after: int = 0) -> Iterator[Batch]:
+    def recover(self, *, after: int = 0, only_read: bool = False) -> Iterator[Batch]:
         """Read what is there; to be used up before anything else.
 
         Args:
             after: Number of the last record that is not needed: an epoch holds its effect.
+            only_read: Somebody else goes on writing. Else what is there counts from now on, and is made durable: an earlier life
+                may have died between write and sync, and what is believed here may be told to others before anything is written.
 
         Yields:
             Batches in order; the first may begin before `after` + 1.
@@ -144,6 +147,8 @@ class DurableLog:
         try:
             found = LogMap(self._files.names(), self._files.read_head, self._identity, self._files.where)
             yield from found.batches(self._files.read, after=after)
+            if found.newest is not None and not only_read:
+                self._files.sync(segment_name(found.newest.ordinal))
         except OSError as error:
             raise store_error("get", self._files.where, error) from error
         self._leftovers = list(found.leftovers)

@@ -12,7 +12,7 @@ from protocol.errors import FencedError, StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from participant.runtime.durable_log import DurableLog
+    from participant.runtime.durable_log import DurableLog, Job
 
 log = logging.getLogger("cleancut.participant.log")
 
@@ -84,6 +84,16 @@ class GroupCommit:
         number = self.append(record)
         await self.wait_durable(number)
         return number
+
+    async def write_job(self, job: Job) -> None:
+        """Write this while all else is held.
+
+        Raises:
+            LogPoisoned: It may never be durable.
+            FencedError: It never counts.
+        """
+        assert self._held, "written between others"
+        await asyncio.get_running_loop().run_in_executor(self._thread, self.log.write, job)
 
     async def truncate(self, before: int) -> int:
         """See `DurableLog.truncate`; between two batches."""

@@ -358,7 +358,7 @@ class Intake:
         if position >= end:
             return 0
         # Read through a log of its own, in steps: all of them at once may be as much as the log.
-        batches = DurableLog(self._files, self._identity).recover(after=position)
+        batches = DurableLog(self._files, self._identity).recover(after=position, only_read=True)
         count = 0
         while (batch := await asyncio.to_thread(next, batches, None)) is not None:
             self._demand(ticket)

@@ -169,6 +169,9 @@ class Restorer:
         else:
             self._outlet.check(self._hosts)
             self.input_position, self.input_tokens = recovered.input_position, recovered.input_tokens
+            if self._intake is not None:
+                # The folder has been ours only since: until then whoever had it may have acknowledged input.
+                await self._intake.taken_over()
         return recovered
 
     def forget(self) -> None:

@@ -121,6 +121,8 @@ class TurnKeeper:
         self._writing = asyncio.Lock()
         self.disturbed = False
         """Agents were loaded, and do not count."""
+        self._beginning: asyncio.Task[None] | None = None
+        """Puts down where the log begins; nothing else is written before."""
         self._active = False
         """Turns are logged; else what happens does not count."""
         self._lines: dict[str, int] = {}
@@ -275,6 +277,7 @@ class TurnKeeper:
         life = Life(incarnation, session)
         self._logger.hold()
         position = self._logger.start_over(life, hosts)
+        # The base names the record with which the log begins: without that, the log is not the base's.
         self._lines = {}
         self._begin(
             TurnBase(
@@ -299,11 +302,12 @@ class TurnKeeper:
         self._outputs.clear()
         self._acknowledged.clear()
         self._active = True
-        self._tasks.spawn(self._release(life), name="begin the log of turns")
+        self._beginning = self._tasks.spawn(self._release(life), name="begin the log of turns")
 
     async def _release(self, life: Life) -> None:
         try:
             await asyncio.to_thread(self._folder.take_over, life)
+            await self._logger.write_beginning()
             await self._write_base()
         except (StoreError, FencedError) as error:
             self._sink.turns_failed(error)
@@ -319,6 +323,8 @@ class TurnKeeper:
 
     async def wait_idle(self) -> None:
         """Until nothing is being written."""
+        if self._beginning is not None:
+            await asyncio.wait({self._beginning})
         self._logger.release()
         await self._logger.wait_idle()
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from participant.host import AgentHost
+    from participant.runtime.durable_log import Job
     from participant.runtime.log_files import Life, LogFiles, Owner
     from participant.serializers import PickleAllowed
     from participant.turnlog.replay import Replayed
@@ -71,6 +72,8 @@ class TurnLogger:
         self.log = DurableLog(files, identity, owner=owner, segment_bytes=segment_bytes)
         self.writer = TurnLogWriter()
         self._group = GroupCommit(self.log, on_durable=on_durable, on_failure=on_failure)
+        self._beginning: Job | None = None
+        """That is to be written before all else."""
 
     @property
     def position(self) -> int:
@@ -141,17 +144,29 @@ class TurnLogger:
     def start_over(self, life: Life, hosts: Iterable[AgentHost]) -> int:
         """As `begin_anew`, without waiting for it, behind all that was logged; nothing may wait or be under way.
 
+        `write_beginning` has to follow before `release`.
+
         Returns:
-            The position behind which the log begins anew.
+            The number of the record with which the log begins anew.
         """
         position = self.position
         self.log.begin(life)
         self.writer = TurnLogWriter()
         self._begin(life, hosts)
-        self.log.start_anew(self.writer.take(), first=position + 1)
-        self.log.bind()
-        self._group.start()
-        return position
+        number = self.log.start_anew(self.writer.take(), first=position + 1)
+        self._beginning = self.log.take()
+        return number
+
+    async def write_beginning(self) -> None:
+        """Make what `start_over` began with durable, by itself, if it was the last beginning.
+
+        Raises:
+            LogPoisoned: It may never be.
+            FencedError: It never counts.
+        """
+        beginning, self._beginning = self._beginning, None
+        if beginning is not None:
+            await self._group.write_job(beginning)
 
     async def begin_anew(self, life: Life, hosts: Iterable[AgentHost], *, after: int) -> None:
         """Log turns of these agents from now on, behind an epoch: what had been logged after its position has not happened.

@@ -31,7 +31,7 @@ def check_conservation(cluster: SimulatedCluster, reader: EpochReader) -> None:
         Violation: I5.
     """
     workload, ghost, manifest = cluster.workload, cluster.ghost, reader.manifest
-    sessions = {member.session for member in manifest.members}
+    lines = {ghost.turns.line(member.session, manifest.incarnation) for member in manifest.members}
     found = 0
     for agent in reader.agents():
         found += workload.held(reader.state(agent).fields)
@@ -44,10 +44,10 @@ def check_conservation(cluster: SimulatedCluster, reader: EpochReader) -> None:
         expected += beginning(cluster, ghost.lives[member.session])
     for cut in cuts_of(ghost, manifest).values():
         for stream, count in cut.sent.items():
-            if stream.target_session not in sessions:
+            if stream.target_session not in lines:
                 expected -= sum(workload.carried_bytes(data) for data in stream.sent[:count])
         for stream, count in cut.received.items():
-            if stream.source_session not in sessions:
+            if stream.source_session not in lines:
                 expected += sum(workload.carried_bytes(data) for data in stream.sent[:count])
     if found != expected:
         raise Violation("I5", f"epoch {manifest.epoch} holds {found} of {expected}")

@@ -83,6 +83,8 @@ class EpochHistory:
             raise Violation("I20", f"entry {index}, {command['kind']} of term {term}, has an effect; {self.term} leads")
         if command["kind"] == "lead":
             self.term = term
+        if self._cluster.options.turns:
+            self._cluster.ghost.turns.entry_applied(coordinator, command)
         if command["kind"] == "forsake":
             self._forsaken(coordinator, int(command["epoch"]))
         if command["kind"] in {"start", "seal", "commit", "abort"}:
@@ -105,6 +107,8 @@ class EpochHistory:
         self.incarnation = incarnation
         if incarnation > 2 and not self._cluster.ghost.rollbacks.has_begun(incarnation - 1):
             self._cluster.probes.hit("restore.second_failure")
+        if self._cluster.options.turns:
+            self._cluster.ghost.turns.rolled_back(incarnation)
         newest, self.recoverable = self.recoverable, epoch
         if epoch in self.given_up:
             raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}, which was given up before")

@@ -52,6 +52,13 @@ def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
         Violation: I6, I19, I29.
         LivenessViolation: I30.
     """
+
+    def at_rest() -> bool:
+        # A customer whose order was not taken gives it again, also in a world that has come to rest.
+        return not any(orders.waiting.values()) and cluster.idle()
+
+    if not cluster.world.run(cluster.world.now + 60 * SECOND, until=at_rest):
+        raise LivenessViolation("L9", f"orders that are not taken or not handled after 60 s: {orders.waiting}")
     desks: dict[str, dict[str, Any]] = {
         host.id: {
             name: dict(found) if isinstance(found, list) else found for name, found in agent_fields(host.agent).items()

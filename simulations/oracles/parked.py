@@ -38,6 +38,8 @@ class EarlyFrames:
         machine, session = life.machine, life.ghost.session
         if header.kind != KIND_DATA or header.target_session != session or header.target != life.name or not session:
             return
+        if machine.resumption is not None:
+            return  # its streams go on where its log ends, and what comes early may come for the second time
         begun = machine.topology is not None
         if header.incarnation < machine.incarnation:
             life.cluster.probes.hit("frame.of_older_incarnation")

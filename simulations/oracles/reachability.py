@@ -33,28 +33,31 @@ def check_reachable(cluster: SimulatedCluster, reader: EpochReader) -> None:
     """
     manifest, workload = reader.manifest, cluster.workload
     epoch = manifest.epoch
-    members = {member.session: member.participant for member in manifest.members}
+    of_session = {
+        each.session: cluster.ghost.turns.line(each.session, manifest.incarnation) for each in manifest.members
+    }
+    members = {of_session[member.session]: member.participant for member in manifest.members}
     sent: dict[Stream, int] = {}
     taken: dict[Stream, int] = {}
     lives = cluster.ghost.lives
-    held = {session: beginning(cluster, lives[session]) for session in members}
+    held = {of_session[member.session]: beginning(cluster, lives[member.session]) for member in manifest.members}
     cut: set[int] = set()
     later: list[tuple[str, Stream, int, int]] = []
-    for kind, session, stream, first, count in cluster.ghost.history:
+    for kind, line, stream, first, count in cluster.ghost.history:
         if kind == "cut":
             if first == epoch:
-                cut.add(session)
+                cut.add(line)
             continue
         assert stream is not None, "a message without a stream"
         if stream.incarnation != manifest.incarnation:
             continue  # what an older one did was given up, but for what its epoch gave to this one's beginning
-        if session in cut:
+        if line in cut:
             later.append((kind, stream, first, count))
             continue
         _apply(epoch, kind, stream, first, count, sent, taken, "before the cut")
-        if session in held:
+        if line in held:
             amount = sum(map(workload.carried_bytes, stream.sent[first : first + count]))
-            held[session] += amount if kind == "recv" else -amount
+            held[line] += amount if kind == "recv" else -amount
     _compare(cluster, reader, members, held, sent, taken)
     for kind, stream, first, count in later:
         _apply(epoch, kind, stream, first, count, sent, taken, "behind the cut")
@@ -96,13 +99,13 @@ def _compare(
     taken: dict[Stream, int],
 ) -> None:
     manifest, workload = reader.manifest, cluster.workload
-    sessions = {participant: session for session, participant in members.items()}
+    lines = {participant: line for line, participant in members.items()}
     for channel in manifest.channels:
         stream = cluster.ghost.stream(
             channel.source,
-            sessions[channel.source],
+            lines[channel.source],
             channel.target,
-            sessions[channel.target],
+            lines[channel.target],
             manifest.incarnation,
         )
         between = stream.sent[taken.get(stream, 0) : sent.get(stream, 0)]
@@ -119,8 +122,8 @@ def _compare(
         for agent in member.agents:
             found += workload.held(reader.state(agent).fields)
             found += sum(map(workload.carried, reader.mailbox(agent)))
-        if found != held[member.session]:
+        if found != held[lines[member.participant]]:
             raise Violation(
                 "I4",
-                f"epoch {manifest.epoch}, {member.participant}: {found} recorded, {held[member.session]} in the sorted history",
+                f"epoch {manifest.epoch}, {member.participant}: {found} recorded, {held[lines[member.participant]]} in the sorted history",
             )

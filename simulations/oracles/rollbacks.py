@@ -199,7 +199,7 @@ class Rollbacks:
         found = [data for data in cut.mailboxes[agent] if _decode(data).type != RESTORED_TYPE]
         for name in sorted(cuts):
             for stream, sent in cuts[name].sent.items():
-                if stream.target_session != cut.session or stream.incarnation != _incarnation(cluster, epoch):
+                if stream.target_session != cut.line or stream.incarnation != _incarnation(cluster, epoch):
                     continue
                 flying = stream.sent[cut.received.get(stream, 0) : sent]
                 if flying:

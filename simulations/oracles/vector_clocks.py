@@ -24,7 +24,7 @@ def check_vector_clocks(ghost: GhostLog, manifest: Manifest) -> None:
     cuts = cuts_of(ghost, manifest)
     for name, cut in cuts.items():
         for other, its in cuts.items():
-            knows, had = cut.clock.get(its.session, 0), its.clock.get(its.session, 0)
+            knows, had = cut.clock.get(its.line, 0), its.clock.get(its.line, 0)
             if knows > had:
                 raise Violation(
                     "I3", f"epoch {manifest.epoch}: {name} knows moment {knows} of {other}, which recorded at {had}"

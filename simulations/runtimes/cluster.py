@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.failpoints import disarm_failpoints, watch_failpoints
-from simulations.cluster import SimulatedCluster
+from simulations.cluster import WALL_NS, SimulatedCluster
 from simulations.prng import stream
 from simulations.runtimes.coordinator import RuntimeCoordinatorLife
 from simulations.runtimes.demands import demand_nothing_left
@@ -48,6 +48,8 @@ class RuntimeCluster(SimulatedCluster):
         self.knobs = Knobs(options.seed)
         self.acting: Process | None = None
         """Whose code runs now."""
+        self.over = False
+        """The run is, and nobody dies any more."""
         self._hanging: dict[str, int] = {}
         self.lost_threads: dict[tuple[str, int], int] = {}
         """(process, life) -> threads that never come back."""
@@ -92,11 +94,14 @@ class RuntimeCluster(SimulatedCluster):
                 logger.propagate = False
                 logger.addHandler(handler)
             self.knobs.turn(stack)
+            if self.options.turns:
+                self.knobs.turn_logs(stack, lambda: WALL_NS + self.world.now, quick=self.options.store_ns < 5 * MS)
             yield
 
     def unwind(self) -> None:
         """The run is over: nothing is left behind that the interpreter would complain about."""
         self.acting = None
+        self.over = True
         for life in [*self.lives.values(), *self.log.lives.values()]:
             life.die()
         for loop in self.loops:

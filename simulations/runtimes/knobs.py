@@ -6,11 +6,15 @@ from typing import TYPE_CHECKING
 
 import coordinator.runtime.connections as connections
 import coordinator.runtime.driver as driver
+import participant.runtime.durable_log as durable_log
 import participant.runtime.participant as participant
-from protocol.limits import MIB
+import participant.runtime.turn_keeper as turn_keeper
+import participant.runtime.turn_logger as turn_logger
+from protocol.limits import LOG_BATCH_TARGET_BYTES, MIB
 from simulations.prng import stream
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import ExitStack
 
 
@@ -29,16 +33,36 @@ class Knobs:
         """Orders that may wait for a slow participant."""
         self.idle_seconds = random.pick((3.0, 30.0))
         self.write_seconds = random.pick((2.0, 20.0))
+        random = stream(seed, "knobs of logs")
+        self.segment_bytes = random.pick((1, 2000, 20_000)) if random.chance(3, 4) else turn_keeper.SEGMENT_BYTES
+        self.batch_bytes = random.pick((400, 4000)) if random.chance(1, 3) else LOG_BATCH_TARGET_BYTES
+        self.wants_epoch_bytes = random.pick((4_000, 40_000)) if random.chance(1, 4) else turn_keeper.WANTS_EPOCH_BYTES
+
+    def turn_logs(self, stack: ExitStack, wall: Callable[[], int], *, quick: bool) -> None:
+        """Those of logs of turns, whose timers run by the wall clock while nobody is there; small batches only on a quick disk."""
+        self._put(
+            stack,
+            (turn_keeper, "SEGMENT_BYTES", self.segment_bytes),
+            (turn_keeper, "WANTS_EPOCH_BYTES", self.wants_epoch_bytes),
+            (durable_log, "LOG_BATCH_TARGET_BYTES", self.batch_bytes if quick else LOG_BATCH_TARGET_BYTES),
+            (turn_keeper, "time_ns", wall),
+            (turn_logger, "time_ns", wall),
+        )
 
     def turn(self, stack: ExitStack) -> None:
         """Put them in place until the stack ends."""
-        for module, name, value in (
+        self._put(
+            stack,
             (driver, "STORE_SECONDS_MAX", self.store_seconds),
             (driver, "OWN_STORE_THREADS", self.store_threads),
             (participant, "STORE_SECONDS_MAX", 2 * self.store_seconds),
             (connections, "WAITING_BYTES_MAX", self.waiting_bytes),
             (connections, "IDLE_SECONDS_MAX", self.idle_seconds),
             (connections, "WRITE_SECONDS_MAX", self.write_seconds),
-        ):
+        )
+
+    @staticmethod
+    def _put(stack: ExitStack, *places: tuple[object, str, object]) -> None:
+        for module, name, value in places:
             stack.callback(setattr, module, name, getattr(module, name))
             setattr(module, name, value)

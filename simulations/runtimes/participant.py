@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from participant.events import EpochAborted, EpochCommitted
+from participant.logs.segment import CorruptLog
 from participant.machine_events import (
     ControlArrived,
     FrameArrived,
@@ -21,10 +22,12 @@ from participant.machine_events import (
 from participant.runtime.control import ControlClient
 from participant.runtime.loader import Loaded
 from participant.runtime.participant import Participant
+from participant.runtime.turn_base import read_base
+from participant.runtime.turn_keeper import TurnKeeper
 from protocol.errors import Overloaded, Refused, SnapshotError, WireError
 from protocol.ids import Instant
 from protocol.messages import Consult
-from simulations.local_disk import ROOT, SimulatedFolder
+from simulations.local_disk import ROOT, FolderOfLife, SimulatedFolder
 from simulations.participant_node import ParticipantLife
 from simulations.prng import stream
 from simulations.runtimes.lines import SimulatedDialer
@@ -56,8 +59,9 @@ if TYPE_CHECKING:
     from participant.runtime.intake import Taken
     from participant.runtime.log_files import LocalFolder
     from participant.runtime.pump import Pump
+    from participant.runtime.turn_base import TurnBase
     from protocol.consulting import ConsultRequest
-    from protocol.messages import Consulted, Restore, ToParticipant
+    from protocol.messages import Consulted, Member, Restore, ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
     from simulations.world import Timer
 
@@ -97,6 +101,33 @@ class NoPump:
         """Nothing runs."""
 
 
+class WatchedKeeper(TurnKeeper):
+    """The product's, and tells the ghost log where it stands."""
+
+    life: RuntimeParticipantLife
+
+    @property
+    def number(self) -> int:
+        """Of the log's last record."""
+        return self._logger.position
+
+    @property
+    def base(self) -> TurnBase | None:
+        """What the log builds on."""
+        return self._base
+
+    def _flush(self) -> int:
+        number = super()._flush()
+        self.life.judged(self.life.ghost.flushed, number)
+        return number
+
+    def cut(self, epoch: int) -> None:
+        """See `TurnKeeper`."""
+        super().cut(epoch)
+        if self._active:
+            self.life.judged(self.life.ghost.logged_cut, epoch, self.number)
+
+
 class WatchedParticipant(Participant):
     """The product's, and tells the ghost log and the trace."""
 
@@ -107,11 +138,38 @@ class WatchedParticipant(Participant):
     _restoring: Restore | None = None
 
     def _judged(self, tell: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the call's own
-        """Tell; a violation ends the run, whatever the code around makes of an exception."""
+        self.life.judged(tell, *arguments)
+
+    # --- the log of turns -----------------------------------------------------------------------------------------------
+
+    def _make_keeper(self, folder: LocalFolder) -> TurnKeeper:
+        keeper = WatchedKeeper(folder, cluster=self.config.cluster, participant=self.id, sink=self, tasks=self._tasks)
+        keeper.life = self.life
+        return keeper
+
+    async def _recover_turns(self) -> None:
+        keeper = cast("WatchedKeeper", self._turns)
         try:
-            tell(*arguments)
-        except Violation as violation:
-            self.life.loop.fail(violation)
+            found = read_base(cast("LocalFolder", self.life.folder))
+        except CorruptLog:
+            found = None
+        await super()._recover_turns()
+        machine, ghost = self._machine, self.life.ghost
+        self._judged(
+            ghost.recovered,
+            found,
+            keeper.base,
+            keeper.number,
+            machine._resumed,  # noqa: SLF001 - the oracles look at what the machine has
+            list(machine._unrouted),  # noqa: SLF001 - as above
+        )
+
+    def _begin_turns(self, turns: TurnKeeper, effect: EnterTopology, member: Member) -> None:
+        super()._begin_turns(turns, effect, member)
+        base = cast("WatchedKeeper", turns).base
+        assert base is not None, "it was just decided on"
+        if not effect.resumed:
+            self._judged(self.life.ghost.begins_line, base.position)
 
     def _carry_out(self, effects: Sequence[Effect]) -> None:
         life = self.life
@@ -196,6 +254,7 @@ class WatchedParticipant(Participant):
     def _keep_local(self, effect: Any) -> None:  # noqa: ANN401 - as its base
         ghost = self.life.ghost
         ghost.kept = max(ghost.kept, int(effect.epoch))
+        ghost.logged_commit(int(effect.epoch))
         super()._keep_local(effect)
 
     def _channels_recorded(self, effect: Any) -> None:  # noqa: ANN401 - as its base
@@ -208,6 +267,8 @@ class WatchedParticipant(Participant):
 
     def _enter_topology(self, effect: EnterTopology) -> None:
         life = self.life
+        if effect.first and self._turns is not None:
+            self._judged(life.ghost.goes_on if effect.resumed else life.ghost.will_begin)
         self._judged(life.ghost.entered, effect.topology)
         life.parked.enters()
         if effect.first:
@@ -271,6 +332,13 @@ class RuntimeParticipantLife(ParticipantLife):
     main: asyncio.Task[str] | None = None
     """The program; None: it has not begun."""
 
+    def judged(self, tell: Callable[..., None], *arguments: Any) -> None:  # noqa: ANN401 - the call's own
+        """Tell; a violation ends the run, whatever the code around makes of an exception."""
+        try:
+            tell(*arguments)
+        except Violation as violation:
+            self.loop.fail(violation)
+
     @property
     def drivers(self) -> RuntimeCluster:
         """The cluster, of this mode."""
@@ -289,7 +357,8 @@ class RuntimeParticipantLife(ParticipantLife):
         control = ControlClient(coordinators=[f"{each}:1" for each in names], token="", dialer=dialer)
         self.takes = cluster.workload.kinds if options.takeover_ns else ()
         needed = options.recovery or cluster.workload.outside_world
-        self.folder = SimulatedFolder(cluster.disk_of(name)) if needed else None
+        kind = FolderOfLife if options.turns else SimulatedFolder
+        self.folder = kind(cluster.disk_of(name)) if needed else None
         if self.folder is not None and cluster.forked is not None:
             self.folder.path = None  # what goes to sinks in a dry run is kept in memory
         sinks = cluster.workload.sinks(self)
@@ -312,6 +381,7 @@ class RuntimeParticipantLife(ParticipantLife):
             sinks=sinks,
             clock=ProcessClock(self),
             boot_id=self.boot_id,
+            durability="turn" if options.turns else "epoch",
         )
         self.participant.life = self
         self.machine = self.participant._machine  # noqa: SLF001 - the oracles look at what the driver has
@@ -367,8 +437,13 @@ class RuntimeParticipantLife(ParticipantLife):
 
     def die(self) -> None:
         """See `Process`."""
+        killed = self.alive and not self.drivers.over
         super().die()
         self.loop.drop()
+        if isinstance(self.folder, FolderOfLife):
+            if killed:
+                self.loop.threads.die(self.folder.disk)
+            self.folder.dead = True
 
     def ingest(self, agent: str, message: object) -> Overloaded | Refused | None:
         """See `ParticipantLife`: the product's own."""

@@ -11,7 +11,11 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from participant.runtime.durable_log import DurableLog
+from participant.runtime.turn_base import write_base
 from protocol.errors import StoreError
+from simulations.local_disk import SimulatedFolder
+from simulations.log_disk import ProcessDied
 from simulations.runtimes.loop import Killed
 from simulations.violations import Violation
 from simulations.world import MS, SECOND
@@ -19,6 +23,7 @@ from simulations.world import MS, SECOND
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from simulations.local_disk import LocalDisk
     from simulations.prng import Prng
     from simulations.runtimes.cluster import RuntimeCluster
     from simulations.world import Process
@@ -33,6 +38,9 @@ class SimulatedThreads(Executor):
         self._random = random
         self._free = count
         self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._writing: dict[int, Callable[[], Any]] = {}
+        """Calls of the process's own disk that have begun, by number."""
+        self._number = 0
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **more: Any) -> Future[Any]:  # noqa: ANN401 - the function's own
         """As a pool of real threads: begins when one is free."""
@@ -52,9 +60,31 @@ class SimulatedThreads(Executor):
             if future.set_running_or_notify_cancel():
                 self._free -= 1
                 at = self._process.now + self._cluster.store.delay()
+                if self._cluster.options.turns and _on_disk(work):
+                    self._number += 1
+                    self._writing[self._number] = work
+                    work = partial(self._written, self._number)
                 self._cluster.world.at(at, self._random, self.due, future, work)
         if self._waiting:
             self._cluster.probes.hit("driver.threads_all_busy")
+
+    def _written(self, number: int) -> Any:  # noqa: ANN401 - the work's own
+        work = self._writing.pop(number, None)
+        if work is None:
+            raise ProcessDied
+        return work()
+
+    def die(self, disk: LocalDisk) -> None:
+        """The process is killed: what it was just writing is there, or a part of it, or nothing."""
+        writing, self._writing = self._writing, {}
+        for work in writing.values():
+            if not self._random.chance(1, 2):
+                continue
+            for files in disk.logs.values():
+                files.die_soon(1 + self._random.below(4))
+            self._outcome(work)
+            for files in disk.logs.values():
+                files.die_at = None
 
     def due(self, future: Future[Any], work: Callable[[], Any]) -> None:
         """The store has got the request, unless it hangs."""
@@ -87,7 +117,7 @@ class SimulatedThreads(Executor):
             return work(), None
         except Violation:
             raise
-        except (Exception, Killed) as error:  # noqa: BLE001 - it is given to whoever waits
+        except (Exception, Killed, ProcessDied) as error:  # noqa: BLE001 - it is given to whoever waits
             return None, error
 
     def _end(self, future: Future[Any], result: Any, error: BaseException | None) -> None:  # noqa: ANN401 - the work's own
@@ -97,3 +127,12 @@ class SimulatedThreads(Executor):
         else:
             future.set_exception(error)
         self._begin()
+
+
+def _on_disk(work: Callable[[], Any]) -> bool:
+    """Whether a thread's work is on the process's own disk, and ends with it."""
+    called: Any = work
+    while isinstance(called, partial):
+        # `asyncio.to_thread` wraps what it is given into a context.
+        called = called.args[0] if called.args and callable(called.args[0]) else called.func
+    return called is write_base or isinstance(getattr(called, "__self__", None), DurableLog | SimulatedFolder)

@@ -314,6 +314,26 @@ def test_turns_need_a_place_for_their_log() -> None:
     assert caught.value.setting == "local"
 
 
+@pytest.mark.parametrize("epoch", [False, True])
+async def test_log_that_is_gone_is_no_log_that_is_empty(turned, epoch: bool) -> None:
+    """What it builds on is still there: fresh agents, or an epoch. Others have seen what came after."""
+    async with turned("a", "b") as world:
+        if epoch:
+            await world.conductor.epoch()
+            await until(lambda: world.participants["a"]._turns._base.snapshot)
+        await pay(world, "a", 10, hops=3)
+        await world.quiet()
+        await world.crash("a")
+        shutil.rmtree(world.local("a") / "a" / "turns")
+        await world.start("a")
+        await until(lambda: "a" in world.conductor._seats)
+        assert world.conductor._lost
+        await world.conductor.begin_rollback(1 if epoch else 0)
+        await world.quiet()
+        assert {each.incarnation for each in world.participants.values()} == {2}
+        assert sum(world.purse(name).cents for name in world.names) == 2000 + 10
+
+
 async def test_damaged_log_falls_back_to_a_rollback(turned) -> None:
     async with turned("a", "b") as world:
         await pay(world, "a", 10, hops=3)

@@ -325,13 +325,23 @@ class World:
         self.parts[name].inputs.append((envelope, encode_envelope(envelope)))
 
     def judge(self, given: int) -> None:
-        agents = {name: part.host.agent for name, part in self.parts.items()}
-        for name, agent in agents.items():
-            assert agent.got.get("outside/ingest", []) == list(range(1, given + 1)), f"input of {name}"
-            for other, sender in agents.items():
-                if other != name:
-                    expected = list(range(1, sender.sent.get(agent.id, 0) + 1))
-                    assert agent.got.get(sender.id, []) == expected, f"{other} to {name}"
+        for name, part in self.parts.items():
+            assert part.host.agent.got.get("outside/ingest", []) == list(range(1, given + 1)), f"input of {name}"
+        self.judge_channels()
+
+    def judge_channels(self) -> None:
+        for name, part in self.parts.items():
+            agent = part.host.agent
+            for other, theirs in self.parts.items():
+                if other == name:
+                    continue
+                sender = theirs.host.agent
+                expected = list(range(1, sender.sent.get(agent.id, 0) + 1))
+                assert agent.got.get(sender.id, []) == expected, f"{other} to {name}"
+                sending, receiving = theirs.machine._peers[name].sending, part.machine._peers[other].receiving
+                assert sending is not None
+                assert receiving is not None
+                assert sending.digest() == receiving.digest(), f"digests of {other} to {name}"
 
 
 @pytest.mark.parametrize("seed", range(120))
@@ -373,6 +383,27 @@ def test_disk_that_loses_what_it_had_synced_is_found_out(seed: int) -> None:
     assert told
     assert {broken.peer for broken in told} == {"a"}
     assert {broken.peer_session for broken in told} == {world.parts["a"].session}
+
+
+def test_life_whose_log_knows_nothing_of_a_peer_takes_its_base_from_what_the_peer_knows() -> None:
+    """It died before it had written that there is a peer, and the peer had sent it something by then."""
+    world = World(3)
+    world.hear("b")
+    world.give("b", 1, hops=1)
+    part = world.parts["b"]
+    part.take_input()
+    part.turn()
+    part.tick()
+    part.sync()
+    assert part.host.agent.sent == {"clerk/a": 1}
+    world.crash("a")
+    world.crash("b")
+    assert part.disk
+    assert not world.parts["a"].disk
+    world.come_back()
+    assert world.members["b"].session > world.members["a"].session
+    world.drain()
+    world.judge_channels()
 
 
 @pytest.mark.parametrize("victims", [("a",), ("a", "b"), NAMES])

@@ -74,6 +74,36 @@ def test_a_torn_tail_is_cut_off_by_the_segment_that_follows():
     assert found_in(files) == [1, 2]
 
 
+def test_what_a_life_recovers_is_durable_before_it_is_believed():
+    """An earlier life died between write and sync: its successor reads the page cache, and tells others what it has read."""
+    files = disk()
+    log, _ = opened(files)
+    written(log, 1)
+    log.append(record(2))
+    job = log.take()
+    assert job is not None
+    files.die_soon(2)
+    with pytest.raises(ProcessDied):
+        log.write(job)
+    files.die_at = None
+    _, found = opened(files, session=2)
+    assert found == [1, 2]
+    files.lose_power()
+    third, found = opened(files, session=3)
+    assert found == [1, 2]
+    written(third, 3)
+    assert found_in(files) == [1, 2, 3]
+
+
+def test_who_only_reads_a_log_syncs_nothing():
+    files = disk()
+    log, _ = opened(files)
+    written(log, 1)
+    before = files.operations
+    assert len(list(DurableLog(files, IDENTITY).recover(only_read=True))) == 1
+    assert files.operations == before
+
+
 def test_what_a_process_that_was_declared_dead_writes_behind_its_successor_is_not_read():
     """It was suspended; its successor began another segment; it goes on where it was."""
     files = disk()

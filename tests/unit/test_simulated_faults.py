@@ -13,6 +13,8 @@ from simulations.faults import (
     POINTS,
     RECOVERY_POINTS,
     SEALED_POINTS,
+    TURN_POINTS,
+    TURNS_ONLY,
     Injector,
 )
 from simulations.options import Fault, Options
@@ -99,12 +101,12 @@ def test_a_replica_that_was_away_gets_a_snapshot_and_agrees_with_the_others():
 
 
 def test_points_are_those_of_the_product():
-    assert {*POINTS, *SEALED_POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS} == {
+    assert {*POINTS, *SEALED_POINTS, *RECOVERY_POINTS, *OUTSIDE_POINTS, *TURN_POINTS} == {
         each for each in REAL_POINTS if not each.startswith(NOT_IN_WORLDS)
     }
     assert len(POINTS) == len(set(POINTS))
 
 
 def test_a_sweep_wants_every_kind_and_a_crash_at_every_point():
-    assert {f"fault.{kind}" for kind in KINDS if kind not in DRIVERS_ONLY} <= set(WANTED_PROBES)
+    assert {f"fault.{kind}" for kind in KINDS if kind not in (*DRIVERS_ONLY, *TURNS_ONLY)} <= set(WANTED_PROBES)
     assert {f"fault.crash-at {point}" for point in (*POINTS, *SEALED_POINTS)} <= set(WANTED_PROBES)

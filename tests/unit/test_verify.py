@@ -461,6 +461,29 @@ def test_a_recording_that_is_the_whole_stream_is_hashed_again(made):
     assert (finding.kind, finding.channel, finding.expected, finding.found) == ("digest", "a->b", lie, good.digest)
 
 
+def test_a_recording_from_before_a_stream_was_resumed_is_hashed_from_there(made):
+    items = [encode_message_item(msgspec.msgpack.encode(envelope(n))) for n in (4, 5, 6)]
+    good = IncomingCut(
+        source="a",
+        received=3,
+        closed_at=6,
+        digest=digest_of(*items[1:]),
+        items=3,
+        messages=3,
+        chunks=made.pack(b"".join(items)),
+        base=4,
+    )
+    out = msgspec.structs.replace(made.snapshots["a"].outgoing[0], sent=6, digest=digest_of(*items[1:]))
+    made.change("a", outgoing=(out,))
+    assert changed(made, "b", incoming=(good,)).ok
+    again = made_epoch(MemoryStore("demo"))
+    lie = digest(b"a lie")
+    again.change("a", outgoing=(msgspec.structs.replace(out, digest=lie),))
+    again.packs |= made.packs
+    finding = only(changed(again, "b", incoming=(msgspec.structs.replace(good, digest=lie),)))
+    assert (finding.kind, finding.channel, finding.expected, finding.found) == ("digest", "a->b", lie, good.digest)
+
+
 @pytest.mark.parametrize(
     ("change", "place"),
     [
