@@ -36,14 +36,21 @@ class _File:
 
 
 class _Folder:
-    __slots__ = ("durable", "entries", "lost")
+    __slots__ = ("changed", "durable", "entries", "lost")
 
     def __init__(self) -> None:
         self.entries: dict[str, _File | _Folder] = {}
         self.durable: dict[str, _File | _Folder] = {}
+        self.changed: dict[str, None] = {}
+        """Names that may not be durable as they are: all others are, so a sync looks at these only."""
         self.lost: dict[str, _File | _Folder | None] = {}
         """Changes that a failed sync has thrown away: they count as clean until something else in the folder changes, for a
         file system writes a folder's block whole."""
+
+    def note(self, *names: str) -> None:
+        """These are others than before."""
+        self.changed.update(dict.fromkeys(names))
+        self.lost.clear()
 
 
 class SimulatedDisk(SystemCalls):
@@ -180,21 +187,21 @@ class SimulatedDisk(SystemCalls):
     def create_file(self, name: str, folder: int) -> int:
         """A new file."""
         self._begin("create_file")
-        entries = self._folder(folder).entries
-        if name in entries:
+        parent = self._folder(folder)
+        if name in parent.entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        created = entries[name] = _File()
-        self._folder(folder).lost.clear()
+        created = parent.entries[name] = _File()
+        parent.note(name)
         return self._opened(created)
 
     def make_folder(self, name: str, folder: int) -> None:
         """A new folder."""
         self._begin("make_folder")
-        entries = self._folder(folder).entries
-        if name in entries:
+        parent = self._folder(folder)
+        if name in parent.entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        entries[name] = _Folder()
-        self._folder(folder).lost.clear()
+        parent.entries[name] = _Folder()
+        parent.note(name)
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """Into the cache."""
@@ -220,17 +227,18 @@ class SimulatedDisk(SystemCalls):
             if isinstance(what, _File) and what.durable is None:
                 what.durable = b""
             elif isinstance(what, _Folder):
-                for name in sorted({*what.entries, *what.durable}):
+                for name in what.changed:
                     if what.entries.get(name) is not what.durable.get(name):
                         what.lost[name] = what.entries.get(name)
             raise
         if isinstance(what, _Folder):
-            for name in sorted({*what.entries, *what.durable}):
+            for name in list(what.changed):
                 now = what.entries.get(name)
                 if name in what.lost and what.lost[name] is now:
                     continue
+                del what.changed[name]
                 if now is None:
-                    del what.durable[name]
+                    what.durable.pop(name, None)
                 else:
                     what.durable[name] = now
         elif what.durable is None:
@@ -243,14 +251,14 @@ class SimulatedDisk(SystemCalls):
         if target in entries:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         entries[target] = entries[source]
-        self._folder(folder).lost.clear()
+        self._folder(folder).note(target)
 
     def rename(self, source: str, target: str, folder: int) -> None:
         """Another name."""
         self._begin("rename")
         entries = self._folder(folder).entries
         entries[target] = entries.pop(source)
-        self._folder(folder).lost.clear()
+        self._folder(folder).note(source, target)
 
     def lock(self, descriptor: int) -> None:
         """Nobody else is in the middle of anything."""
@@ -260,7 +268,7 @@ class SimulatedDisk(SystemCalls):
         self._begin("unlink")
         if self._folder(folder).entries.pop(name, None) is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-        self._folder(folder).lost.clear()
+        self._folder(folder).note(name)
 
     def status(self, descriptor: int) -> os.stat_result:
         """Kind and size."""

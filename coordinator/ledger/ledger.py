@@ -305,6 +305,8 @@ class Ledger(RollbackRules, SavepointRules):
         """Build what is not part of the dump."""
         state = self.state
         self._open = sorted(number for number, record in state.epochs.items() if record.open)
+        self._members_most = max((record.members_count for record in state.epochs.values()), default=0)
+        """Members of any epoch since then, at most."""
         self._by_session = {record.session: name for name, record in sorted(state.participants.items())}
         self._hosts = {
             agent: name for name, record in sorted(state.participants.items()) if record.live for agent in record.agents
@@ -717,6 +719,7 @@ class Ledger(RollbackRules, SavepointRules):
         assert record.epoch not in state.epochs
         state.epochs[record.epoch] = record
         self._open.append(record.epoch)
+        self._members_most = max(self._members_most, record.members_count)
         return _yes(epoch=record.epoch, topology=record.topology, members=record.members_count)
 
     def _report(self, report: Report, command: ReportsCommand) -> Result:
@@ -878,6 +881,8 @@ class Ledger(RollbackRules, SavepointRules):
         The newest committed epoch stays whole. What a rollback may go to stays: where this incarnation began, and savepoints.
         """
         state = self.state
+        if len(state.epochs) <= min(EPOCH_HISTORY_MAX, EPOCH_MEMBER_ROWS_MAX // max(1, self._members_most)):
+            return  # within all bounds: not looked at one by one at each end of an epoch
         ended = [
             number for number in sorted(state.epochs) if number != state.committed and not state.epochs[number].open
         ]
