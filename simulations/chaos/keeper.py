@@ -7,6 +7,7 @@ import signal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from participant.runtime.control import ID_TAKEN_SECONDS, REGISTER_SECONDS
 from simulations.demo.process import EXIT_ENDED
 
 if TYPE_CHECKING:
@@ -19,8 +20,12 @@ if TYPE_CHECKING:
 RESTART_SECONDS = 0.1
 LINES_MAX = 200
 """Of a log that several lives share."""
-TWIN_SECONDS = 20.0
-"""From when a frozen twin wakes until one of the two has ended; its coordinator may be dead when it asks."""
+TWIN_SECONDS = 2 * (ID_TAKEN_SECONDS + REGISTER_SECONDS)
+"""From when a frozen twin wakes until one of the two has ended.
+
+A twin that is no member waits while its name is taken: its predecessor may only have been killed. The coordinator that it
+asks may be dead, or elected a moment ago: then it asks another, and waits anew.
+"""
 
 
 @dataclass
