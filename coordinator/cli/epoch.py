@@ -41,6 +41,8 @@ TRIGGER_SECONDS = 120.0
 VALUE_CHARACTERS_MAX = 160
 ENTRIES_SHOWN_MAX = 200
 """What people read of an agent's state; programs get all of it."""
+WAITING_SHOWN_MAX = 20
+"""Agents that wait for a decision, beside why an epoch took its time."""
 VERIFY_SECONDS = 600.0
 """A deep check reads every chunk of the epoch."""
 
@@ -349,6 +351,7 @@ def why(session: Session, *, number: int | str) -> None:
         return
     for sentence in items(document, "sentences"):
         say(sentence)
+    _tell_waiting(session)
     phases = items(document, "phases")
     if phases:
         say()
@@ -365,6 +368,22 @@ def why(session: Session, *, number: int | str) -> None:
             ],
             numbers=("TOOK",),
         )
+
+
+def _tell_waiting(session: Session) -> None:
+    """Agents whose work stands still now, with the reason: no epoch waits for them, and people look here for them first."""
+    try:
+        waiting = field(session.client.get("status"), "waiting")
+        if not field(waiting, "count"):
+            return
+        rows = items(session.client.get("effects", query={"in_doubt": 1, "limit": WAITING_SHOWN_MAX}), "effects")
+    except Failure:
+        return  # the epoch's own sentences are there
+    stuck = [row for row in rows if field(row, "waits")]
+    if stuck:
+        say("No epoch waits for agents that wait for a decision; now these do (`cleancut effects settle`):")
+    for row in stuck:
+        say(f"  {field(row, 'why')}")
 
 
 @epoch.command(short_help="Check a committed epoch, byte for byte.")

@@ -188,6 +188,10 @@ async def test_a_step_that_has_diverged_is_in_the_list_with_both_and_its_recorde
         await one.ingest("buyer/a", Order("o1", "diverge"))
         (row,) = await world.in_doubt()
         assert (row["standing"], row["state"], row["result"]) == ("diverged", "done", {"number": 1, "note": ""})
+        recorded, wanted = (f"(Order(id='o1', how='diverge'), {cents})" for cents in (1, 2))
+        assert row["arguments"] == recorded
+        assert recorded in row["why"]
+        assert wanted in row["why"]
         path = f"/v1/effects/{row['token']}/settle"
         found = await world.refused("POST", path, {"result": {"number": 9}})
         assert found[:2] == (409, "settled-before")

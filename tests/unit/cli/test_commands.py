@@ -370,6 +370,21 @@ def test_epoch_why_says_the_sentences_and_the_phases(ask: Cli, api: FakeApi) -> 
     assert lines[-1].split() == ["(leader)", "assemble", "-", "3", "ms"]
 
 
+def test_epoch_why_names_agents_that_wait_for_a_decision_with_both_versions(ask: Cli, api: FakeApi) -> None:
+    """A4: work stops there, and whoever looks why sees what is recorded and what is wanted now."""
+    api.on("GET", "/v1/epochs/13/why", {"epoch": 13, "state": "committed", "sentences": ["Epoch 13 was committed."]})
+    api.on("GET", "/v1/status", {"waiting": {"count": 1, "questions": 0, "agents": []}})
+    why = "agent payer/main: step pay was done with ('baker', 500), and now wants ('baker', 700)"
+    rows = [{"agent": "payer/main", "waits": True, "why": why}, {"agent": "b/c", "waits": False, "why": "claimed"}]
+    api.on("GET", "/v1/effects", {"effects": rows})
+    lines = ask("epoch", "why", "13").out.splitlines()
+    assert lines[0] == "Epoch 13 was committed."
+    assert lines[1].startswith("No epoch waits for agents that wait for a decision; now these do")
+    assert lines[2:] == [f"  {why}"]
+    api.on("GET", "/v1/status", {"waiting": {"count": 0, "questions": 0, "agents": []}})
+    assert ask("epoch", "why", "13").out.splitlines() == ["Epoch 13 was committed."]
+
+
 def test_policy_set_sends_only_what_was_named_in_milliseconds(ask: Cli, api: FakeApi) -> None:
     after = {"kind": "periodic", "interval_ms": 90_000, "pause_ms": 250, "deadline_ms": 60_000}
     api.on("PUT", "/v1/policy", after)
