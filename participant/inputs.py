@@ -235,6 +235,10 @@ class InputIndex:
         """
         return next((join.position for join in self._joins if join.epoch >= epoch), end)
 
+    def position_of(self, epoch: int) -> int | None:
+        """Up to where a committed epoch holds the input; None: it is not known (any more)."""
+        return next((mark.position for mark in self._marks if mark.epoch == epoch), None)
+
     def joined_after(self, epoch: int) -> bool:
         """Whether a membership is noted that began after that epoch."""
         return any(join.epoch >= epoch for join in self._joins)

@@ -269,6 +269,18 @@ class Intake:
         if first > position + 1 and not self._allow_lost:
             raise InputsMissing(self._files.where, wanted=position + 1, first=first)
 
+    async def missing(self, epoch: int) -> str:
+        """Before anybody orders a restore: what of the input behind an epoch is gone, in words; "" as far as is known nothing."""
+        position, first = self._index.position_of(epoch), await asyncio.to_thread(self._first)
+        if position is None or first <= position + 1:
+            return ""
+        rest = (
+            "it would be lost"
+            if self._allow_lost
+            else "this participant will refuse to go back there (allow_lost_input)"
+        )
+        return f"some of the input that was acknowledged behind epoch {epoch} is not in the log any more: {rest}"
+
     async def restore(self, life: Life, ticket: int, *, newest_epoch: int = 0) -> int:
         """Take input from now on, after the agents came back from an epoch: what came behind its position enters again.
 

@@ -973,6 +973,9 @@ class Participant:
     async def _inspect_for(self, asked: Inspect) -> None:
         agents = [*self._agents, *(host.agent for host in self._hosts)]
         answer = await inspect(asked, agents=agents, factories=self._factories, sinks=self._sinks, steps=self._steps)
+        missing = "" if self._intake is None else await self._intake.missing(asked.epoch)
+        if missing:
+            answer = msgspec.structs.replace(answer, notes=(*answer.notes, missing))
         self._control.send(answer)
 
     async def _ingest_for(self, asked: Ingest) -> None:

@@ -416,6 +416,7 @@ async def test_a_savepoint_can_be_gone_back_to_after_any_number_of_epochs_and_in
         desk.intake.committed(epoch)
         await _until_deleted(desk)
     await desk.intake.check(epoch=3, position=cut[3])
+    assert await desk.intake.missing(3) == ""
     await closed(desk)
 
     again = Desk(tmp_path, bytes_max=1024 * KIB)
@@ -431,6 +432,9 @@ async def test_a_savepoint_can_be_gone_back_to_after_any_number_of_epochs_and_in
         await _until_deleted(again)
     with pytest.raises(InputsMissing):
         await again.intake.check(epoch=3, position=cut[3])
+    assert "input that was acknowledged behind epoch 3 is not in the log any more" in await again.intake.missing(3)
+    assert "refuse to go back there" in await again.intake.missing(3)
+    assert await again.intake.missing(149) == ""
     assert again.intake.statistics()["inputs_log_bytes"] < 700 * KIB
     await closed(again)
 
