@@ -26,6 +26,7 @@ from protocol.pack import PackBuilder, PackReader
 from protocol.storage import ensure_format
 from protocol.storage.memory import MemoryStore
 from protocol.storage.names import check_key, check_prefix
+from protocol.tombstones import decode_tombstone, tombstone
 from protocol.wire import FrameCodec
 
 KEYS = ClusterKeys.from_secret(bytes(range(32)))
@@ -58,6 +59,7 @@ DECODERS = {
     "documents.decode_manifest": documents.decode_manifest,
     "documents.decode_local_snapshot": documents.decode_local_snapshot,
     "documents.is_canonical": documents.is_canonical,
+    "tombstones.decode_tombstone": decode_tombstone,
     "pack.PackReader": read_pack,
     "contents.decode_value": lambda data: contents.decode_value(data, "x"),
     "contents.decode_segment": lambda data: contents.decode_segment(data, "x"),
@@ -146,6 +148,7 @@ SAMPLES = [
     pack(),
     snapshot(),
     manifest(),
+    tombstone("demo", 7, digest(b"manifest")),
     b'{"cluster":"demo","format":1}',
 ]
 HOSTILE = [
