@@ -131,6 +131,8 @@ from protocol.limits import (
 from protocol.streams import line_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from protocol.messages import Member
     from protocol.streams import Resumption
 
@@ -542,7 +544,7 @@ class Ledger(RollbackRules, SavepointRules):
                 state=JOINING,
                 registered_at=command.at,
                 before="" if known is None else known.cause,
-                fresh=self._fresh_after(known, state.session),
+                fresh=self._fresh_after(known, state.session, command.agents),
             )
             if goes_on is not None:
                 assert known is not None
@@ -593,10 +595,10 @@ class Ledger(RollbackRules, SavepointRules):
         member = next((each for each in self.state.topology.members if each.id == known.id), None)
         return resumption if member is not None and line_of(member) == resumption.line else None
 
-    def _fresh_after(self, known: ParticipantRecord | None, session: int) -> int:
+    def _fresh_after(self, known: ParticipantRecord | None, session: int, agents: Iterable[str]) -> int:
         """What fresh agents of a new session are named after; `known` is its participant's record before."""
         if known is None:
-            return 0
+            return 0 if self._ever_given_up().isdisjoint(agents) else session
         comes_back = known.state == LOST and self.policy.recovery != "off"
         return known.fresh if comes_back else session
 

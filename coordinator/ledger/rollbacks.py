@@ -66,6 +66,14 @@ def no(code: str, text: str, **fields: Any) -> Result:  # noqa: ANN401 - JSON va
     return {"ok": False, "code": code, "sentence": text, **fields}
 
 
+def _given_up(line: Iterable[RollbackRecord]) -> frozenset[str]:
+    found: set[str] = set()
+    for record in line:
+        renames = dict(record.renames)
+        found = {renames.get(agent, agent) for agent in found} | {*record.dropped}
+    return frozenset(found)
+
+
 class RollbackRules:
     """Rules of the module; `coordinator.ledger.Ledger` is the only subclass."""
 
@@ -169,11 +177,19 @@ class RollbackRules:
 
     def given_up_since(self, epoch: int) -> frozenset[str]:
         """Agents that rollbacks since an epoch have given up, by what they would be called now."""
-        found: set[str] = set()
-        for record in self._line(epoch):
-            renames = dict(record.renames)
-            found = {renames.get(agent, agent) for agent in found} | {*record.dropped}
-        return frozenset(found)
+        return _given_up(self._line(epoch))
+
+    def _ever_given_up(self) -> frozenset[str]:
+        """The same of all rollbacks that are remembered and that what runs now comes from."""
+        found: list[RollbackRecord] = []
+        incarnation = self.state.incarnation
+        while (record := self.state.rollbacks.get(incarnation)) is not None:
+            found.insert(0, record)
+            base = self.state.epochs.get(record.epoch)
+            if base is None:
+                break
+            incarnation = base.incarnation
+        return _given_up(found)
 
     def lost_members(self) -> tuple[Member, ...]:
         """Members of the topology whose session has ended without a goodbye, by id."""
@@ -233,6 +249,14 @@ class RollbackRules:
             self._hosts[agent] = name
         self.state.adoptions = {}
 
+    def _note_given_up(self, dropped: tuple[str, ...]) -> None:
+        """Others have heard of these agents, and go on: should they begin anew, they are not the ones that were (`Member.fresh`)."""
+        for name in sorted(self.state.participants):
+            participant = self.state.participants[name]
+            if any(agent in dropped for agent in participant.declared):
+                self.state.session += 1  # a number that no session has
+                participant.fresh = self.state.session
+
     def _drop_adoptions(self, participant: str, agents: tuple[str, ...]) -> None:
         """A host of agents has come or gone: what was to be adopted by it, or from nobody, is decided anew."""
         gone = [agent for agent, name in self.state.adoptions.items() if name == participant or agent in agents]
@@ -275,6 +299,7 @@ class RollbackRules:
             self._end_aborted(record, why, at=command.at, took_ns=0)
             assert record.state == ABORTED
         self._carry_out_adoptions(command.renames)
+        self._note_given_up(command.dropped)
         for name in sorted(state.participants):
             participant = state.participants[name]
             # Who was about to leave is needed again, and says so again once it has its agents.

@@ -78,8 +78,11 @@ def test_agents_come_back_under_other_names_and_keep_them_over_crashes():
     assert probes["restore.renamed"]
 
 
-def test_agents_are_given_up_only_because_an_operator_says_so():
-    probes = carried_out(world(7, fault("give-up", 2.5, "p2", for_s=5.0), takeover_ns=0, lease_ns=1500 * MS))
+@pytest.mark.parametrize("workload", ["bank", "pipeline"])
+def test_agents_are_given_up_only_because_an_operator_says_so(workload):
+    """And when they begin anew, nobody takes what they send for what they had sent."""
+    away = fault("give-up", 2.5, "p2", for_s=5.0)
+    probes = carried_out(world(4, away, takeover_ns=0, lease_ns=1500 * MS, workload=workload, faults_ns=12 * SECOND))
     assert probes["operator.give-up"]
     assert probes["restore.dropped"]
 

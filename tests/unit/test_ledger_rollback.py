@@ -229,6 +229,22 @@ def test_nobody_takes_an_agent_under_the_name_that_it_had_before():
     assert log.ledger.state.adoptions == {}
 
 
+@pytest.mark.parametrize("who", ["b", "x"])
+def test_an_agent_that_was_given_up_and_begins_anew_is_not_the_one_that_was(who):
+    """Were its messages named as before, those that have heard of it would take them for the same."""
+    log = recovering("a", "b", "c")
+    lose(log, "b")
+    assert roll_back(log, dropped=("w/b",))["ok"]
+    assert log.register(who, agents=("w/b",), boot="boot-2")["ok"]
+    first = log.ledger.state.participants[who].fresh
+    assert first != 0
+    assert all(record.session != first for record in log.ledger.participants() if record.id != who)
+    # Lost again, it is the same one: what it did is done again under the same names.
+    lose(log, who)
+    assert log.register(who, agents=("w/b",), boot="boot-3")["ok"]
+    assert log.ledger.state.participants[who].fresh == first
+
+
 def test_agent_of_a_live_host_is_adopted_only_when_it_is_to_move():
     log = recovering("a", "b")
     assert log.do(AdoptCommand, session=2, agents=("w/a",))["code"] == "agent-taken"
