@@ -4,7 +4,8 @@ Each agent comes from the local snapshot of whoever hosted it at the cut: state,
 its mailbox, the messages that were in flight to it, channel by channel, each in its order. They lie in the mailbox before
 anything newer can arrive, so they come first on their channel wherever sender and receiver are now.
 
-What a local snapshot holds for nobody's mailbox (messages to agents that its host did not have) goes on from one heir: the
+What a local snapshot holds for nobody's mailbox (messages to agents that its host did not have) goes on from where its sender is
+now, so that it stays ahead of whatever the sender sends next. Where the sender is not known there, it goes on from one heir: the
 participant of the same name, or else the host of its first agent, or else the first member. Everybody computes the same.
 """
 
@@ -116,6 +117,23 @@ def heir_of(participant: str, agents: Iterable[str], members: Iterable[str], pla
     if participant in names:
         return participant
     return next((placed[agent] for agent in agents if agent in placed), names[0])
+
+
+def goes_on_here(held: Iterable[Delivery], me: str, senders: Mapping[str, str], *, heir: bool) -> list[Delivery]:
+    """Which of the messages that a participant of the epoch held for agents that nobody hosted go on from here.
+
+    Args:
+        held: In order.
+        me: This participant.
+        senders: That participant's agents, by their names in the epoch -> where they are now; "": nowhere.
+        heir: Whether what belongs to nobody else goes on from here.
+    """
+    found = []
+    for delivery in held:
+        host = senders.get(delivery[0].source, "")
+        if host == me or (heir and not host):
+            found.append(delivery)
+    return found
 
 
 def in_flight(

@@ -14,7 +14,16 @@ import msgspec
 
 from participant.capture import Capturer
 from participant.loading import load_agent, read_agent, split_envelopes
-from participant.restoring import Plan, Restoration, StateHash, in_flight, plan, renamed_bytes, renamed_delivery
+from participant.restoring import (
+    Plan,
+    Restoration,
+    StateHash,
+    goes_on_here,
+    in_flight,
+    plan,
+    renamed_bytes,
+    renamed_delivery,
+)
 from participant.runtime.backoff import Backoff
 from participant.runtime.collector import collector_off
 from participant.serializers import allow_own_pickle, allow_pickle
@@ -329,15 +338,20 @@ class Loader:
         wanted = plan(self._participant, order.members, manifest, renames)
         named = {} if manifest is None else {member.participant: member.snapshot for member in manifest.members}
         snapshots = {source: self._read_snapshot(named[source]) for source in wanted.sources()}
+        placed = {agent: str(member.id) for member in order.members for agent in member.agents}
         flying: dict[str, list[Delivery]] = {}
         unrouted: list[Delivery] = []
         reader = ChunkReader(self._store)
         for source, snapshot in snapshots.items():
             heir = source in wanted.inherits
-            if heir:
-                name = f"unrouted messages of {source}"
-                held = split_envelopes(_join(reader, snapshot.unrouted), name)
-                unrouted += [(decode_envelope(data, name), data) for data in held]
+            name = f"unrouted messages of {source}"
+            held = split_envelopes(_join(reader, snapshot.unrouted), name)
+            unrouted += goes_on_here(
+                [(decode_envelope(data, name), data) for data in held],
+                self._participant,
+                {agent.id: placed.get(renames.get(agent.id, agent.id), "") for agent in snapshot.agents},
+                heir=heir,
+            )
             here = frozenset(wanted.agents.get(source, ()))
             theirs = frozenset(agent.id for agent in snapshot.agents)
             for channel in snapshot.incoming:
