@@ -78,7 +78,8 @@ class Registry:
         """Connections whose registration has not been proposed yet, in order of arrival."""
         self._proposed: dict[str, tuple[int, Register]] = {}
         """Participant -> connection and message whose registration is on its way."""
-        self._stale_since: Instant | None = None
+        self._settled_at: Instant | None = None
+        """When changes that wait have come together and make the next topology; None: none waits."""
         self._members: dict[str, int] = {}
         """Sessions of the topology that this leader saw last: who is in the next one and not here is new."""
 
@@ -86,7 +87,7 @@ class Registry:
         """This leader's own entry is applied: take stock."""
         ledger = self._desk.ledger
         self._proposed.clear()
-        self._stale_since = None
+        self._settled_at = None
         self._prober.clear()
         self._desk.attendance.begin(((each.id, each.session) for each in ledger.participants() if each.live), now)
         self._desk.attendance.topology_set(ledger.state.topology, (), now)
@@ -438,13 +439,15 @@ class Registry:
         if self._told != ledger.state.topology.version:
             self.topology_changed([], now)  # a rollback is done: this is the order to begin
         if not ledger.topology_is_stale or (ledger.policy.recovery != "off" and ledger.lost_members()):
-            self._stale_since = None
+            self._settled_at = None
             return
-        if self._stale_since is None:
-            self._stale_since = now
+        if self._settled_at is None:
+            # Where the members are the same and only a session is another, all who are missed are back: nobody else comes.
+            same = [each.id for each in ledger.wanted_members()] == [each.id for each in ledger.state.topology.members]
+            self._settled_at = now if same else Instant(now + TOPOLOGY_SETTLE_NS)
         if desk.ledger.open_epochs() or desk.proposals.busy("topology"):
             return
-        if now >= self._stale_since + TOPOLOGY_SETTLE_NS:
+        if now >= self._settled_at:
             stamp = desk.proposals.stamp()
             version = desk.ledger.state.topology.version + 1
             desk.propose(("topology",), TopologyCommand(id=stamp.id, done=stamp.done, term=desk.term, version=version))
@@ -457,7 +460,7 @@ class Registry:
         newcomers = [session for name, session in sorted(sessions.items()) if self._members.get(name) != session]
         self._members = sessions
         self._told = topology.version
-        self._stale_since = None
+        self._settled_at = None
         desk.attendance.topology_set(topology, newcomers, now)
         for member in topology.members:
             self._tell_topology(member.session)
@@ -506,8 +509,8 @@ class Registry:
         """When something here is due without any event."""
         yield self._desk.attendance.next_check
         yield from self._prober.next_instant()
-        if self._stale_since is not None and not self._desk.ledger.open_epochs():
-            yield Instant(self._stale_since + TOPOLOGY_SETTLE_NS)
+        if self._settled_at is not None and not self._desk.ledger.open_epochs():
+            yield self._settled_at
 
 
 def _resumes(known: ParticipantRecord, message: Register) -> bool:

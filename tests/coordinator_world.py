@@ -97,6 +97,7 @@ from protocol.topology import Topology
 
 if TYPE_CHECKING:
     from protocol.forks import Fork
+    from protocol.streams import Resumption
 
 MS = 1_000_000
 SECOND = 1_000_000_000
@@ -190,6 +191,9 @@ class FakeParticipant:
     refusals: list[ReportRefused] = field(default_factory=list)
     left: bool = False
     kinds: tuple[str, ...] = ()
+    durability: str = "epoch"
+    resumes: Resumption | None = None
+    """What its log of turns says."""
     address: str = ""
     """Where it listens; "": in memory."""
     reached: bool = True
@@ -242,6 +246,8 @@ class FakeParticipant:
                 session=self.session,
                 incarnation=self.entered,
                 kinds=self.kinds,
+                durability=self.durability,
+                resumes=self.resumes,
                 dry_run=self.dry_run if self.dry_run is not None else self.world.fork is not None,
             )
         )

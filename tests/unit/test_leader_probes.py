@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from coordinator.events import Probed
-from protocol.limits import RECONNECT_NS, SUSPECT_NS
-from tests.coordinator_world import LEASE_S, MANUAL, MS, RECOVERING, SECOND, World
+from protocol.limits import RECONNECT_NS, SUSPECT_NS, TOPOLOGY_SETTLE_NS
+from protocol.streams import Resumption
+from tests.coordinator_world import LEASE_S, MANUAL, MS, RECOVERING, SECOND, World, replace_struct
 
 
 def listening(*names, policy=RECOVERING, **attributes):
@@ -121,6 +122,21 @@ def test_refusal_that_comes_late_does_not_harm_who_is_back():
     world.run(3)
     assert world.ledger.state.incarnation == 1
     assert world.ledger.state.participants["b"].state == "member"
+
+
+def test_participant_that_goes_on_from_its_log_is_waited_for_by_nobody_else():
+    """No other change can be meant to come into the same topology: none settles first."""
+    world = listening("a", "b", policy=replace_struct(RECOVERING, durability="turn"), durability="turn")
+    session = world.participants["b"].session
+    world.kill_participant("b")
+    world.run(until=lost(world, "b"))
+    before = world.now
+    log = Resumption(session=session, line=session, incarnation=1, streams=())
+    world.revive("b", address="ws://b:7000", durability="turn", resumes=log)
+    world.run(until=world.ready)
+    assert world.now - before < TOPOLOGY_SETTLE_NS
+    assert world.ledger.state.incarnation == 1
+    assert world.participants["b"].session > session
 
 
 def test_new_leader_that_never_met_a_participant_waits_for_its_lease():
