@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, MutableMapping
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
@@ -466,7 +467,7 @@ class KeyedState(Cell, MutableMapping[K, V]):
         data = self.data
         if self.generation < generation:
             # Nothing of this field has changed since the cut: no look into the past is needed.
-            return [data.get(key, MISSING) for key in keys]
+            return list(map(data.get, keys, repeat(MISSING)))
         if any(interval[0] >= generation for interval in self.history):
             return [self.stored_at(generation, key) for key in keys]
         before = [self.changes.get(key, RELEASED) for key in keys]
@@ -491,7 +492,7 @@ class KeyedState(Cell, MutableMapping[K, V]):
             if self.form is None:
                 data.update(spec.decode_plain(segment))
             elif self.form.serializer == "msgpack" and _decodes(spec, segment):
-                data.update([(key, bytes(item)) for key, item in spec.decode_raw(segment)])
+                data.update({key: bytes(item) for key, item in spec.decode_raw(segment)})
             else:
                 self._load_each(segment, allowed)
         for key in spec.decode_keys(removed) if removed else ():

@@ -326,7 +326,7 @@ def _encoded_segments(
             sizes = list(map(len, values))
         if present is not None:
             present.extend(batch)
-        heads = [_PAIR + encode(key) for key in batch]
+        heads = list(map(_PAIR.__add__, map(encode, batch)))
         ends = list(accumulate(map(add, map(len, heads), sizes), initial=size))
         at = began = 0
         while (end := bisect_left(ends, began + target, at + 1)) < len(ends):

@@ -34,7 +34,7 @@ from protocol.documents import decode_local_snapshot, decode_manifest
 from protocol.errors import ObjectCorrupt, ObjectMissing, RecoveryError, StoreError
 from protocol.failpoints import fp_store
 from protocol.ids import ClusterName, Epoch
-from protocol.limits import CONTENT_BYTES_MAX, MANIFEST_BYTES_MAX, MIB, RESTORE_RETRY_NS, SNAPSHOT_OBJECT_BYTES_MAX
+from protocol.limits import CONTENT_BYTES_MAX, KIB, MANIFEST_BYTES_MAX, RESTORE_RETRY_NS, SNAPSHOT_OBJECT_BYTES_MAX
 from protocol.pack import ChunkReader
 from protocol.storage.memory import MemoryStore
 
@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 BATCH_AGENTS: Final = 32
 """Agents that one thread reads before the loop loads them."""
-BATCH_BYTES: Final = MIB
+BATCH_BYTES: Final = 512 * KIB
 """Bytes of the same, at least one agent: what was just unfolded is decoded while the processor still has it at hand, which
 spares an eighth of the work (batches of 8 MiB); two batches are in memory beside what is loaded."""
 
