@@ -128,6 +128,10 @@ class SimulatedFolder:
         """See `LocalFolder`."""
         return self.disk.small.get(name)
 
+    def has(self, name: str) -> bool:
+        """See `LocalFolder`."""
+        return name in self.disk.small
+
     def replace(self, name: str, data: bytes) -> None:
         """See `LocalFolder`."""
         self.disk.small[name] = data

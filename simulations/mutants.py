@@ -16,6 +16,7 @@ from simulations import mutants_elsewhere as at_elsewhere
 from simulations import mutants_outside as at_outside
 from simulations import mutants_recovery as at_recovery
 from simulations import mutants_store as at_store
+from simulations import mutants_turns as at_turns
 from simulations.runtimes import mutants as at_drivers
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class Mutant:
     """Of placement and names: only worlds in which agents go elsewhere have it."""
     runtimes: bool = False
     """Of the drivers: only the second mode has it."""
+    turns: bool = False
+    """Of logs of turns: only worlds that have them have it."""
     workload: str | None = None
     """Only this workload has it; None: whatever the seed draws."""
 
@@ -665,6 +668,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
         recovery=True,
         elsewhere=True,
     ),
+    "begun-as-before": Mutant(
+        what="an agent that was given up begins anew as the one that it was",
+        patch=at_elsewhere.begun_as_before,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "behind-its-sender": Mutant(
+        what="what waits for an agent goes on from an heir, wherever its sender is",
+        patch=at_elsewhere.behind_its_sender,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
     "policy-ignored": Mutant(
         what="a rollback goes further back although the policy refuses",
         patch=at_elsewhere.policy_ignored,
@@ -799,6 +816,108 @@ MUTANTS: Final[dict[str, Mutant]] = {
         recovery=True,
         runtimes=True,
         workload="orders",
+    ),
+    "acknowledged-unlogged": Mutant(
+        what="what is received is acknowledged before it is logged",
+        patch=at_turns.acknowledged_unlogged,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "sent-unlogged": Mutant(
+        what="what turns send leaves before they are logged",
+        patch=at_turns.sent_unlogged,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "released-unlogged": Mutant(
+        what="what turns put out leaves before they are logged",
+        patch=at_turns.released_unlogged,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+        workload="orders",
+    ),
+    "reported-unlogged": Mutant(
+        what="a part is reported before the log that it covers is durable",
+        patch=at_turns.reported_unlogged,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "beginning-unlogged": Mutant(
+        what="a log that is lost looks like one that has not begun",
+        patch=at_turns.beginning_unlogged,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "holes-passed-over": Mutant(
+        what="records behind a hole in a log are replayed",
+        patch=at_turns.holes_passed_over,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "rebased-beside": Mutant(
+        what="the ends of a resumed stream compute digests from different numbers",
+        patch=at_turns.rebased_beside,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "unknown-not-rebased": Mutant(
+        what="a life whose log knows nothing of a peer computes digests from the beginning",
+        patch=at_turns.unknown_not_rebased,
+        blind=False,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "truncated-at-report": Mutant(
+        what="a log is shortened at the report, not at the commit",
+        patch=at_turns.truncated_at_report,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "believed-unsynced": Mutant(
+        what="who recovers a log believes what is not synced",
+        patch=at_turns.believed_unsynced,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "failed-sync-forgotten": Mutant(
+        what="a log's failed sync is taken for one that worked",
+        patch=at_turns.failed_sync_forgotten,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "not-claimed": Mutant(
+        what="a log that was recovered is left open for a twin's records",
+        patch=at_turns.not_claimed,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+    ),
+    "twins-input-unread": Mutant(
+        what="input that a twin took is not read",
+        patch=at_turns.twins_input_unread,
+        recovery=True,
+        runtimes=True,
+        turns=True,
+        workload="orders",
+    ),
+    "hasty-rollback": Mutant(
+        what="everybody goes back, and who is lost has its log",
+        patch=at_turns.hasty_rollback,
+        recovery=True,
+        runtimes=True,
+        turns=True,
     ),
     "unheard-report": Mutant(
         what="the uploader reports before the store has answered", patch=at_drivers.unheard_report, runtimes=True

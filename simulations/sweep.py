@@ -84,7 +84,8 @@ def drawn(seed: int, mutant: str = "", *, runtimes: bool = False) -> Run:
     of_drivers = runtimes or (planted is not None and planted.runtimes)
     workload = None if planted is None else planted.workload
     elsewhere = True if planted is not None and planted.elsewhere else None
-    what = draw_run(seed, runtimes=of_drivers, recovery=recovery, workload=workload, elsewhere=elsewhere)
+    turns = True if planted is not None and planted.turns else None
+    what = draw_run(seed, runtimes=of_drivers, recovery=recovery, workload=workload, turns=turns, elsewhere=elsewhere)
     what.options.mutant = mutant
     return what
 

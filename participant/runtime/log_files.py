@@ -200,6 +200,10 @@ class LocalFolder:
         except OSError as error:
             raise store_error("get", str(self.path / name), error) from error
 
+    def has(self, name: str) -> bool:
+        """Whether a file is there beside the logs."""
+        return (self.path / name).exists()
+
     def replace(self, name: str, data: bytes) -> None:
         """Have a file of this content beside the logs, durably, in place of one that is there.
 

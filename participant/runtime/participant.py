@@ -910,6 +910,8 @@ class Participant:
 
     def register_message(self) -> Register:
         """From the control connection: how to introduce this participant."""
+        if self._turns is not None and not self._machine.session and self._turns.overtaken:
+            self._end(RecoveryError(f"{self.id}: another process has begun a log of turns here meanwhile; start again"))
         return Register(
             cluster=self.config.cluster,
             participant=self.id,

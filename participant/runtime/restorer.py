@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from participant.machine_events import Event
     from participant.runtime.clock import Clock
     from participant.runtime.intake import Intake
+    from participant.runtime.loader import Loaded
     from participant.runtime.log_files import LocalFolder
     from participant.runtime.outlet import Outlet
     from participant.runtime.pump import Pump
@@ -159,6 +160,7 @@ class Restorer:
         recovered = await self._turns.recover(
             {host.id: host for host in self._hosts},
             loader=self._loader,
+            load=self._load,
             start_fresh=lambda host, fresh: host.start_fresh(self._cluster, fresh),
             allowed=allow_own_pickle() if self._allow_cloudpickle else None,
             now=self._clock.now,
@@ -190,7 +192,6 @@ class Restorer:
         """Load the order's epoch, and tell the machine."""
         if self._loading is not None:
             self._loading.cancel()
-        self._fresh = next((member.fresh for member in order.members if member.id == self._participant), 0)
         name = f"restore incarnation {order.incarnation}"
         self._loading = self._tasks.spawn(self._restore(order), name=name)
 
@@ -201,6 +202,11 @@ class Restorer:
         self._be_here([host for host in self._hosts if host.id in wanted])
         for host in self._hosts:
             host.start_fresh(self._cluster, self._fresh)
+
+    async def _load(self, order: Restore) -> Loaded:
+        """The agents that an order places here; those that its epoch does not hold begin as the order says."""
+        self._fresh = next((member.fresh for member in order.members if member.id == self._participant), 0)
+        return await self._loader.load(order)
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
@@ -222,7 +228,7 @@ class Restorer:
     async def _restore(self, order: Restore) -> None:
         began = self._clock.now()
         try:
-            loaded = await self._loader.load(order)
+            loaded = await self._load(order)
             self._outlet.check(loaded.hosts)
             if self._intake is not None:
                 await self._intake.check(epoch=order.epoch, position=loaded.input_position)

@@ -38,13 +38,13 @@ from protocol.limits import LOG_SEGMENT_BYTES, MIB
 from protocol.outputs import Output
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from participant.failure import DeadLettered
     from participant.host import AgentHost
     from participant.machine import ParticipantMachine
     from participant.machine_events import Delivery, LogReceived, LogSent
-    from participant.runtime.loader import Loader
+    from participant.runtime.loader import Loaded, Loader
     from participant.runtime.log_files import LocalFolder
     from participant.runtime.outlet import Outlet
     from participant.runtime.tasks import TaskSet
@@ -153,6 +153,7 @@ class TurnKeeper:
         hosts: Mapping[str, AgentHost],
         *,
         loader: Loader,
+        load: Callable[[Restore], Awaitable[Loaded]],
         start_fresh: Callable[[AgentHost, int], None],
         allowed: PickleAllowed | None,
         now: Callable[[], int],
@@ -169,21 +170,27 @@ class TurnKeeper:
                 await asyncio.to_thread(self._logger.read)
                 return None
             self._check(base, hosts)
-            await asyncio.to_thread(self._take_over, base)
+            life = await asyncio.to_thread(self._take_over, base)
             self.disturbed = True
-            return await self._replay(base, hosts, loader, start_fresh, allowed, now)
+            recovered = await self._replay(base, hosts, loader, load, start_fresh, allowed, now)
+            # What others are told from here on is what was read: a twin that still writes must not add to it.
+            await asyncio.to_thread(self._logger.claim, life, list(hosts.values()))
         except (CorruptLog, ObjectCorrupt, ObjectMissing, RecoveryError) as error:
             log.error(  # noqa: TRY400 - its sentence says it all
                 "%s: everybody goes back to an epoch, since the log of turns is of no use: %s", self._participant, error
             )
             await asyncio.to_thread(self._put_aside)
             return None
+        else:
+            return recovered
 
-    def _take_over(self, base: TurnBase) -> None:
+    def _take_over(self, base: TurnBase) -> Life:
         """From here on no twin acknowledges anything: what it wrote is read, or does not count. Blocks."""
         # A later life may have died before it put its own base there: it has written nothing.
         life = Life(base.incarnation, base.session)
-        self._folder.take_over(max(life, self._folder.highest() or life))
+        life = max(life, self._folder.highest() or life)
+        self._folder.take_over(life)
+        return life
 
     def _check(self, base: TurnBase, hosts: Mapping[str, AgentHost]) -> None:
         if (base.cluster, base.participant) != (self._cluster, self._participant):
@@ -196,6 +203,7 @@ class TurnKeeper:
         base: TurnBase,
         hosts: Mapping[str, AgentHost],
         loader: Loader,
+        load: Callable[[Restore], Awaitable[Loaded]],
         start_fresh: Callable[[AgentHost, int], None],
         allowed: PickleAllowed | None,
         now: Callable[[], int],
@@ -213,7 +221,7 @@ class TurnKeeper:
             input_position = snapshot.input_position or 0
         elif base.order is not None:
             order = msgspec.structs.replace(base.order, elapsed_ns=base.order.elapsed_ns + elapsed_ns)
-            loaded = await loader.load(order)
+            loaded = await load(order)
             unrouted, tokens = loaded.unrouted, list(loaded.input_tokens)
             input_position = loaded.input_position or 0
         else:
@@ -252,6 +260,11 @@ class TurnKeeper:
         self._base = None
         self._lines = {}
         self._logger = self._open()
+
+    @property
+    def overtaken(self) -> bool:
+        """Somebody else began a log here after this life had found none: a twin that was not dead, and may be now."""
+        return self._base is None and self._folder.has(BASE_NAME)
 
     # --- beginnings ---------------------------------------------------------------------------------------------------
 

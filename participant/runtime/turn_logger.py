@@ -114,6 +114,22 @@ class TurnLogger:
             replay.batch(batch.body, batch.first, after=after)
         return replay.finish(now, time_ns())
 
+    def claim(self, life: Life, hosts: Iterable[AgentHost]) -> None:
+        """Begin a segment behind what was recovered, durably: nothing that a former owner of the folder writes now counts. Blocks.
+
+        Raises:
+            StoreError: The system's error; or the former owner has begun that segment in this very moment: recover again.
+            FencedError: The folder is somebody else's now.
+        """
+        self.log.begin(life)
+        writer = TurnLogWriter()
+        writer.life(life.incarnation, life.session, {host.id: host.agent.state_version for host in hosts}, __version__)
+        for record in writer.take():
+            self.log.append(record)
+        job = self.log.take()
+        assert job is not None, "a record waits"
+        self.log.write(job)
+
     def begin(self, life: Life, hosts: Iterable[AgentHost]) -> None:
         """Log turns of these agents from now on, behind what was recovered."""
         self.log.begin(life)

@@ -27,6 +27,7 @@ from protocol.digests import manifest_key
 from protocol.ids import Epoch
 from protocol.items import KIND_MESSAGE, item_kind, message_payload
 from protocol.messages import Envelope
+from protocol.streams import line_of
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ class Turns:
         """(incarnation, session) -> first session of its line, of those that go on from a log."""
         self._registered: dict[str, tuple[int, int]] = {}
         """Participant -> session and line of its newest registration."""
-        self._came_back: dict[str, tuple[str, int, int]] = {}
-        """Participant -> line that its newest life has read from its log."""
+        self._came_back: dict[str, tuple[tuple[str, int, int], int]] = {}
+        """Participant -> line that its newest life has read from its log, and up to which record."""
         self._bases: dict[str, TurnBase | None] = {}
         """Participant -> what its newest life found on its disk to build on."""
         self.reasons: dict[str, None] = {}
@@ -189,7 +190,7 @@ class Turns:
         line = self._lines.get(key)
         if line is None:
             raise Violation("I17", f"{name} comes back from the log of line {base.line}, which never began")
-        self._came_back[name] = key
+        self._came_back[name] = key, number
         if line.over:
             return
         moment = self._moment_of(name, line, number)
@@ -307,7 +308,7 @@ class Turns:
         Raises:
             Violation: I22, I24.
         """
-        key = self._came_back.get(life.name)
+        key, number = self._came_back.get(life.name, (None, 0))
         line = None if key is None else self._lines[key]
         incarnation = life.machine_incarnation
         named = self.line(life.session, incarnation)
@@ -315,6 +316,11 @@ class Turns:
             raise Violation("I24", f"{life.name} goes on in {incarnation} as line {named}, and its log is {key}")
         if line.over:
             raise Violation("I22", f"{life.name} goes on from incarnation {line.life.incarnation}, which is over")
+        if line.life is not life:
+            # Another life may have gone on since, from the same log: what it did has to be nobody's.
+            moment = self._moment_of(life.name, line, number)
+            self._check_seen(f"{life.name} goes on from record {number}", line, moment)
+            self._go_back(line, moment)
         life.adopt(line.life, line.moments[-1])
         line.life = life
         self.cluster.disk_of(life.name).harmed = False
@@ -345,7 +351,7 @@ class Turns:
                     raise Violation("I24", f"{record.id} goes on as line {line}, it was {before}")
                 self._line_of[ledger.state.incarnation, record.session] = line
             elif before is not None and any(
-                member.id == record.id and member.session == before[0] for member in ledger.state.topology.members
+                member.id == record.id and line_of(member) == before[1] for member in ledger.state.topology.members
             ):
                 key = (record.id, ledger.state.incarnation, before[1])
                 self._begins_anew(record.id, key, begun=ledger.incarnation_begun)
@@ -377,7 +383,7 @@ class Turns:
         """What its log builds on has rotted in the store."""
         base = self._bases.get(name)
         order = None if base is None or base.snapshot else base.order
-        return order is not None and manifest_key(Epoch(order.epoch)) in self.cluster.store.spoiled.meant
+        return order is not None and bool(order.epoch) and manifest_key(Epoch(order.epoch)) in self.cluster.store.spoiled.meant
 
     def rolled_back(self, incarnation: int) -> None:
         """An incarnation begins.

@@ -160,7 +160,7 @@ class RuntimeCluster(SimulatedCluster):
         """Whether a thread never comes back, as of a mount that is gone: a few, where patience with them is short."""
         lives = [self.participant(who), *self.coordinators()]
         life = next((each for each in lives if each is not None and each.name == who), None)
-        if self.workload.outside_world and isinstance(life, RuntimeParticipantLife):
+        if (self.workload.outside_world or self.options.turns) and isinstance(life, RuntimeParticipantLife):
             return False  # its threads are also those of its own disk, and who has a disk that hangs for ever has none
         knobs = self.knobs
         if life is None or knobs.store_seconds > 4 or knobs.store_threads < 6:

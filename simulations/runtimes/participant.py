@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from participant.runtime.log_files import LocalFolder
     from participant.runtime.pump import Pump
     from participant.runtime.turn_base import TurnBase
+    from participant.runtime.turn_keeper import Recovered
     from protocol.consulting import ConsultRequest
     from protocol.messages import Consulted, Member, Restore, ToParticipant
     from simulations.runtimes.cluster import RuntimeCluster
@@ -106,10 +107,18 @@ class WatchedKeeper(TurnKeeper):
 
     life: RuntimeParticipantLife
 
+    replayed = 0
+    """Number of the last record that was read."""
+
     @property
     def number(self) -> int:
         """Of the log's last record."""
         return self._logger.position
+
+    async def _replay(self, *arguments: Any) -> Recovered:  # noqa: ANN401 - as its base
+        recovered = await super()._replay(*arguments)
+        self.replayed = self.number
+        return recovered
 
     @property
     def base(self) -> TurnBase | None:
@@ -159,7 +168,7 @@ class WatchedParticipant(Participant):
             ghost.recovered,
             found,
             keeper.base,
-            keeper.number,
+            keeper.replayed,
             machine._resumed,  # noqa: SLF001 - the oracles look at what the machine has
             list(machine._unrouted),  # noqa: SLF001 - as above
         )
