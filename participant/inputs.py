@@ -239,6 +239,10 @@ class InputIndex:
         """Up to where a committed epoch holds the input; None: it is not known (any more)."""
         return next((mark.position for mark in self._marks if mark.epoch == epoch), None)
 
+    def joined_from(self, position: int) -> bool:
+        """Whether a membership is noted that began at this position or later."""
+        return any(join.position >= position for join in self._joins)
+
     def joined_after(self, epoch: int) -> bool:
         """Whether a membership is noted that began after that epoch."""
         return any(join.epoch >= epoch for join in self._joins)

@@ -185,7 +185,7 @@ def _old_session(patcher: Patcher) -> None:
             if header is not None and peer is not None and header.target_session == self.session:
                 import msgspec
 
-                event = replace(event, header=msgspec.structs.replace(header, source_session=peer.session))
+                event = msgspec.structs.replace(event, header=msgspec.structs.replace(header, source_session=peer.session))
             return step(self, event, now)
 
         return lenient
@@ -230,7 +230,7 @@ def _stale_marker(patcher: Patcher) -> None:
     def make(received: Any) -> Any:  # noqa: ANN401 - the patched method
         def lenient(self: SnapshotMachine, event: Any) -> Any:  # noqa: ANN401 - as the method
             if event.epoch not in self._parts and not self._is_new(event.epoch) and self._parts:
-                event = replace(event, epoch=min(self._parts))
+                event = msgspec.structs.replace(event, epoch=min(self._parts))
             return received(self, event)
 
         return lenient
@@ -264,7 +264,7 @@ def _first_marker_recorded(patcher: Patcher) -> None:
         def forgetful(self: SnapshotMachine, event: Any) -> Any:  # noqa: ANN401 - as the method
             if len(event.items) > 1:
                 # The last message of every batch is recorded as the one before it.
-                event = replace(event, items=[*event.items[:-1], event.items[-2]])
+                event = msgspec.structs.replace(event, items=[*event.items[:-1], event.items[-2]])
             return items_received(self, event)
 
         return forgetful
@@ -325,7 +325,7 @@ def _channel_dropped(patcher: Patcher) -> None:
     def make(slices: Any) -> Any:  # noqa: ANN401 - the patched method
         def fewer(self: Frozen, channels: Any) -> Any:  # noqa: ANN401 - as the method
             # Recorded, but never written.
-            return slices(self, [replace(channel, items=()) for channel in channels])
+            return slices(self, [msgspec.structs.replace(channel, items=()) for channel in channels])
 
         return fewer
 
@@ -664,20 +664,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "given-up-unasked": Mutant(
         what="a restore gives up whatever nobody takes",
         patch=at_elsewhere.given_up_unasked,
-        blind=False,
-        recovery=True,
-        elsewhere=True,
-    ),
-    "begun-as-before": Mutant(
-        what="an agent that was given up begins anew as the one that it was",
-        patch=at_elsewhere.begun_as_before,
-        blind=False,
-        recovery=True,
-        elsewhere=True,
-    ),
-    "behind-its-sender": Mutant(
-        what="what waits for an agent goes on from an heir, wherever its sender is",
-        patch=at_elsewhere.behind_its_sender,
         blind=False,
         recovery=True,
         elsewhere=True,

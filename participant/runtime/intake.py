@@ -202,7 +202,12 @@ class Intake:
         self._ticket += 1
 
     def hold(
-        self, *, epoch: int | None, position: int | None = None, tokens: Iterable[tuple[bytes, bytes]] = ()
+        self,
+        *,
+        epoch: int | None,
+        position: int | None = None,
+        tokens: Iterable[tuple[bytes, bytes]] = (),
+        began: int | None = None,
     ) -> int:
         """Let nothing enter until `join` or `restore`; from this moment on, a cut has the position that follows from these.
 
@@ -211,6 +216,8 @@ class Intake:
         Args:
             epoch: That everybody went back to, 0: the very beginning; None: nobody did, this is a new member.
             position: What this participant's local snapshot of that epoch says; None: it was no member of it.
+            began: Of a life that goes on from a log of turns: where its membership began, in case an earlier life died before it had
+                noted that here.
             tokens: What that epoch has taken, of this participant and of those whose agents are here now: hash and digest.
 
         Returns:
@@ -226,6 +233,9 @@ class Intake:
             self.position = self._index.position_at(epoch, end)
         else:
             self.position = position
+        if began is not None and not self._index.joined_from(began):
+            self._membership_begins = True
+        self._membership_from = self.position if began is None else began
         self._adopted = {token: digest for token, digest in tokens if not self._index.has(token)}
         self._entered_tokens = EnteredTokens((*self._adopted.items(), *self._index.known_up_to(self.position)))
         self._entering = True
@@ -313,7 +323,7 @@ class Intake:
         if self._membership_begins:
             # A participant that is new here may come in with a rollback of all: the next one, to an epoch without it, finds
             # here where its input began.
-            record = JoinRecord(newest_epoch, self.position)
+            record = JoinRecord(newest_epoch, self._membership_from)
             number = self._group.append(encode_record(record))
             self._index.apply(number, record)
             await self._group.wait_durable(number)

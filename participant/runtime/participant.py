@@ -1124,6 +1124,8 @@ class Participant:
             self._pump.start()
             if self._intake is not None:
                 self._let_input_in(self._intake, restored=effect.restored or effect.resumed)
+                if self._turns is not None and not effect.resumed:
+                    self._turns.input_from(self._intake.position)
             if effect.resumed:
                 self._tell(Resumed(session=self._machine.session, turns=self._turns_recovered))
             if effect.restored:
@@ -1171,6 +1173,7 @@ class Participant:
                 epoch=self._restored_epoch,
                 position=self._restorer.input_position,
                 tokens=self._restorer.input_tokens,
+                began=self._restorer.input_from,
             )
             restoring = intake.restore(life, ticket, newest_epoch=self._machine.newest_epoch)
             self._tasks.spawn(self._open_intake(restoring), name="input comes again")

@@ -138,6 +138,8 @@ class Restorer:
         """What the epoch that was loaded last says of this participant's input log."""
         self.input_tokens: Sequence[tuple[bytes, bytes]] = ()
         """Tokens that it has taken, here and at those whose agents are here now."""
+        self.input_from: int | None = None
+        """Position at which this membership began, by the log of turns that was replayed; None: none was."""
 
     def halt(self) -> None:
         """No turn runs from here on."""
@@ -172,13 +174,14 @@ class Restorer:
             self._outlet.check(self._hosts)
             self.input_position, self.input_tokens = recovered.input_position, recovered.input_tokens
             if self._intake is not None:
+                self.input_from = recovered.base.input_from
                 # The folder has been ours only since: until then whoever had it may have acknowledged input.
                 await self._intake.taken_over()
         return recovered
 
     def forget(self) -> None:
         """The agents are as they began."""
-        self.input_position, self.input_tokens = None, ()
+        self.input_position, self.input_tokens, self.input_from = None, (), None
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         for host in self._hosts:
             self._beginnings[host.id].load(host, now=self._clock.now(), allowed=allowed)
@@ -243,6 +246,7 @@ class Restorer:
             self._be_here(loaded.hosts)
             self.input_position = loaded.input_position
             self.input_tokens = loaded.input_tokens
+            self.input_from = None
             self._outlet.enter(order.incarnation, order.session)
             self._outlet.restored(loaded.hosts, epoch=order.epoch)
             fp("restore.loaded")

@@ -38,6 +38,8 @@ class TurnBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     fresh: int = 0
     """With neither order nor snapshot: what the agents' first messages are named after."""
     order: Restore | None = None
+    input_from: int = 0
+    """Of the input log: what is up to here had entered, or was of an earlier membership, when the agents began or came back."""
     epoch: int = 0
     snapshot: str = ""
     """Digest of this participant's local snapshot of `epoch`; "": none was committed in this incarnation."""

@@ -71,6 +71,7 @@ class Recovered(NamedTuple):
     unrouted: tuple[Delivery, ...]
     turns: int
     input_position: int
+    """Of the input log: all up to it has entered."""
     input_tokens: Sequence[tuple[bytes, bytes]]
 
 
@@ -212,7 +213,7 @@ class TurnKeeper:
         sent: dict[str, int] = {}
         received: dict[str, int] = {}
         unrouted: Iterable[Delivery] = ()
-        input_position, tokens = 0, []
+        input_position, tokens = base.input_from, []
         if base.snapshot:
             own = await loader.load_own(base.snapshot, elapsed_ns=elapsed_ns)
             snapshot, unrouted, tokens = own.snapshot, own.unrouted, own.input_tokens
@@ -223,7 +224,6 @@ class TurnKeeper:
             order = msgspec.structs.replace(base.order, elapsed_ns=base.order.elapsed_ns + elapsed_ns)
             loaded = await load(order)
             unrouted, tokens = loaded.unrouted, list(loaded.input_tokens)
-            input_position = loaded.input_position or 0
         else:
             for host in hosts.values():
                 start_fresh(host, base.fresh)
@@ -307,6 +307,11 @@ class TurnKeeper:
             ),
             life,
         )
+
+    def input_from(self, position: int) -> None:
+        """Input behind this position of its log enters from here on; in the very step that began."""
+        assert self._base is not None, "just decided on"
+        self._base = msgspec.structs.replace(self._base, input_from=position)
 
     def _begin(self, base: TurnBase, life: Life) -> None:
         self._base = base
@@ -488,6 +493,7 @@ class TurnKeeper:
             position=cut.position,
             at=cut.at,
             agents=base.agents,
+            input_from=base.input_from,
             epoch=epoch,
             snapshot=cut.snapshot,
             lines=cut.lines,

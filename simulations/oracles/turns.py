@@ -383,7 +383,11 @@ class Turns:
         """What its log builds on has rotted in the store."""
         base = self._bases.get(name)
         order = None if base is None or base.snapshot else base.order
-        return order is not None and bool(order.epoch) and manifest_key(Epoch(order.epoch)) in self.cluster.store.spoiled.meant
+        return (
+            order is not None
+            and bool(order.epoch)
+            and manifest_key(Epoch(order.epoch)) in self.cluster.store.spoiled.meant
+        )
 
     def rolled_back(self, incarnation: int) -> None:
         """An incarnation begins.

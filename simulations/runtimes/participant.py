@@ -107,8 +107,8 @@ class WatchedKeeper(TurnKeeper):
 
     life: RuntimeParticipantLife
 
-    replayed = 0
-    """Number of the last record that was read."""
+    found: TurnBase | None = None
+    """What was on the disk to build on."""
 
     @property
     def number(self) -> int:
@@ -117,7 +117,9 @@ class WatchedKeeper(TurnKeeper):
 
     async def _replay(self, *arguments: Any) -> Recovered:  # noqa: ANN401 - as its base
         recovered = await super()._replay(*arguments)
-        self.replayed = self.number
+        # Before it is claimed: who dies while it does has decided what its successor reads.
+        told = self.found, recovered.base, self.number, recovered.streams, recovered.unrouted
+        self.life.judged(self.life.ghost.recovered, *told)
         return recovered
 
     @property
@@ -159,19 +161,12 @@ class WatchedParticipant(Participant):
     async def _recover_turns(self) -> None:
         keeper = cast("WatchedKeeper", self._turns)
         try:
-            found = read_base(cast("LocalFolder", self.life.folder))
+            keeper.found = read_base(cast("LocalFolder", self.life.folder))
         except CorruptLog:
-            found = None
+            keeper.found = None
         await super()._recover_turns()
-        machine, ghost = self._machine, self.life.ghost
-        self._judged(
-            ghost.recovered,
-            found,
-            keeper.base,
-            keeper.replayed,
-            machine._resumed,  # noqa: SLF001 - the oracles look at what the machine has
-            list(machine._unrouted),  # noqa: SLF001 - as above
-        )
+        if keeper.base is None:
+            self._judged(self.life.ghost.recovered, keeper.found, None, 0, {}, ())
 
     def _begin_turns(self, turns: TurnKeeper, effect: EnterTopology, member: Member) -> None:
         super()._begin_turns(turns, effect, member)

@@ -74,6 +74,12 @@ CAUGHT_BY = {
     "digest-unchecked": {"I16"},
     "listing-believed": {"I14"},
     "aborted-forgets": {"I26", "I5"},
+    "acknowledged-unlogged": {"I17"},
+    "sent-unlogged": {"I6", "I17"},
+    "released-unlogged": {"I30"},
+    "holes-passed-over": {"I17", "I31"},
+    "rebased-beside": {"P1"},
+    "not-claimed": {"I17"},
 }
 SEEDS = 60
 FIRST = {
