@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from simulations import mutants_elsewhere as at_elsewhere
 from simulations import mutants_outside as at_outside
 from simulations import mutants_recovery as at_recovery
@@ -183,9 +185,9 @@ def _old_session(patcher: Patcher) -> None:
             header = getattr(event, "header", None)
             peer = self._peers.get(header.source) if header is not None else None
             if header is not None and peer is not None and header.target_session == self.session:
-                import msgspec
-
-                event = msgspec.structs.replace(event, header=msgspec.structs.replace(header, source_session=peer.session))
+                event = msgspec.structs.replace(
+                    event, header=msgspec.structs.replace(header, source_session=peer.session)
+                )
             return step(self, event, now)
 
         return lenient
