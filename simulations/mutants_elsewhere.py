@@ -80,6 +80,20 @@ def given_up_unasked(patcher: Patcher) -> None:
     patcher.method(RecoveryKeeper, "requested", make)
 
 
+def begun_as_before(patcher: Patcher) -> None:
+    """An agent that was given up begins anew as the one that it was."""
+    from coordinator.ledger.rollbacks import RollbackRules
+
+    patcher.method(RollbackRules, "_note_given_up", lambda _: lambda _self, _dropped: None)
+
+
+def behind_its_sender(patcher: Patcher) -> None:
+    """What waits for an agent goes on from the heir of who held it, wherever its sender is."""
+    import participant.runtime.loader as loader
+
+    patcher.method(loader, "goes_on_here", lambda _: lambda held, _me, _senders, *, heir: list(held) if heir else [])
+
+
 def policy_ignored(patcher: Patcher) -> None:
     """Nothing is patched: the simulated coordinator's policy goes further back by itself, although the operator refused that."""
     del patcher

@@ -205,6 +205,8 @@ def _draw_elsewhere(options: Options, random: Prng, wanted: bool | None) -> None
         return
     options.elsewhere = True
     options.topology = "mesh"  # wherever agents go, they reach the others
+    # A channel has to carry what agents say that were on several hosts.
+    options.window_bytes = max(options.window_bytes, 5000)
     options.faults_ns = max(options.faults_ns, 9 * SECOND)
     if random.chance(2, 3):
         options.takeover_ns = log_uniform(random, 300 * MS, 5 * SECOND)
