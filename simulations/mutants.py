@@ -670,6 +670,20 @@ MUTANTS: Final[dict[str, Mutant]] = {
         recovery=True,
         elsewhere=True,
     ),
+    "begun-as-before": Mutant(
+        what="an agent that was given up begins anew as the one that it was",
+        patch=at_elsewhere.begun_as_before,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
+    "behind-its-sender": Mutant(
+        what="what waits for an agent goes on from an heir, wherever its sender is",
+        patch=at_elsewhere.behind_its_sender,
+        blind=False,
+        recovery=True,
+        elsewhere=True,
+    ),
     "policy-ignored": Mutant(
         what="a rollback goes further back although the policy refuses",
         patch=at_elsewhere.policy_ignored,
