@@ -21,7 +21,8 @@ def claim_after_call(patcher: Patcher) -> None:
     def make(perform: Any) -> Any:  # noqa: ANN401 - the patched method
         del perform
 
-        async def eager(self: Any, agent: Any, context: Any, call: Any, token: str) -> Any:  # noqa: ANN401 - as the method
+        async def eager(self: Any, agent: Any, context: Any, call: Any, token: str, **more: Any) -> Any:  # noqa: ANN401 - as the method
+            del more
             ledger = self._ledger
             known = await ledger.ask(lambda: ledger.backend.entry(token))
             if known is not None and known.ended:
