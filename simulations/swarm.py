@@ -194,7 +194,9 @@ def for_turns(options: Options) -> None:
     options.turns, options.by_hand = True, False
     # Who hosts what it did not declare never goes on from its log.
     options.elsewhere, options.takeover_ns, options.spares, options.settled = False, 0, 0, False
-    options.tick_ns = max(options.tick_ns, 80 * MS)
+    # A log takes a write of the disk for each turn of the loop: no more than it can keep up with.
+    options.nodes, options.burst = min(options.nodes, 4), min(options.burst, 3)
+    options.tick_ns, options.store_ns = max(options.tick_ns, 200 * MS), min(options.store_ns, 20 * MS)
 
 
 def _draw_elsewhere(options: Options, random: Prng, wanted: bool | None) -> None:  # noqa: FBT001 - private

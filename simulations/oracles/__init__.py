@@ -13,6 +13,7 @@ module              invariants (names of RELIABILITY.md section 3)
 `rot`               I16 spoiled objects are noticed before they are used, found and named; I14 and all others are whole
 `rollbacks`         I22 to I28: fences, lives, bases, and what each participant was given back
 `placement`         I35 everything of an epoch has one place, under its name; I36 what is refused has no effect
+`turns`             I17, I22, I24, I30, I31 where turns are logged: a crash undoes nothing that anybody has seen, and takes nobody with it
 `parked`            I25 what comes early from a newer incarnation is kept, and handed on when its receiver is in it
 `liveness`          L1, L2, L3 in the healed world; L8 where the newest epoch was damaged
 `transcripts`       I5 for conversations: both sides' transcripts, and what is on its way between them

@@ -70,7 +70,7 @@ def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
     for name, fields in desks.items():
         check_orders(name, fields, orders)
     for token, desk in orders.acknowledged.items():
-        gone = {token.partition("-")[0], desk.partition("/")[2]} & cluster.have_left.keys()
+        gone = {token.partition("-")[0], desk.partition("/")[2]} & {*cluster.have_left, *cluster.ghost.turns.left_out}
         if not gone and token not in desks[desk].get("handled", {}):
             raise Violation("I19", f"input {token} for {desk} was acknowledged, and is not there")
     wanted = {order: fields["receipts"][order] for fields in desks.values() for order in fields.get("handled", {})}

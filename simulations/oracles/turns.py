@@ -110,6 +110,8 @@ class Turns:
         """Participant -> what its newest life found on its disk to build on."""
         self.reasons: dict[str, None] = {}
         """Why an incarnation may begin."""
+        self.left_out: dict[str, None] = {}
+        """Participants without which everybody went back once, to an epoch that did not know them: they began anew."""
         self.events: dict[int, int] = {}
         """Line -> entries of it in the ghost's history."""
 
@@ -339,7 +341,10 @@ class Turns:
             Violation: I24, I31.
         """
         ledger = coordinator.ledger
-        if command["kind"] == "register":
+        if command["kind"] == "rollback":
+            placed = {member.id for member in ledger.state.topology.members}
+            self.left_out.update(dict.fromkeys(name for name in self._registered if name not in placed))
+        elif command["kind"] == "register":
             record = ledger.state.participants[command["participant"]]
             before = self._registered.get(record.id)
             line = record.line or record.session
