@@ -244,6 +244,9 @@ class RollbackRules:
                 before = self.state.participants[host]
                 before.agents = tuple(each for each in before.agents if each != agent)
                 before.adopted = tuple(each for each in before.adopted if each != agent)
+            # Should no epoch hold it, it begins anew here as it would have there, and not as one that was before.
+            fresh = [each.fresh for _, each in sorted(self.state.participants.items()) if agent in each.declared]
+            record.fresh = max([record.fresh, *fresh])
             record.adopted = tuple(sorted({*record.adopted, agent}))
             record.agents = tuple(sorted({*record.agents, agent}))
             self._hosts[agent] = name

@@ -245,6 +245,22 @@ def test_an_agent_that_was_given_up_and_begins_anew_is_not_the_one_that_was(who)
     assert log.ledger.state.participants[who].fresh == first
 
 
+def test_an_agent_that_moves_and_begins_anew_does_so_as_it_would_have_where_it_was():
+    """It had left with its host, and come back as another one: no epoch holds it yet."""
+    log = recovering("a", "b")
+    log.do(LeaveCommand, session=2)
+    log.topology()
+    log.register("b", boot="boot-2")
+    log.topology()
+    before = log.ledger.state.participants["b"].fresh
+    assert before != 0
+    session = log.ledger.state.participants["a"].session
+    assert log.do(AdoptCommand, session=session, agents=("w/b",), move=True)["ok"]
+    assert roll_back(log)["ok"]
+    members = {member.id: member for member in log.ledger.state.topology.members}
+    assert (members["a"].agents, members["a"].fresh) == (("w/a", "w/b"), before)
+
+
 def test_agent_of_a_live_host_is_adopted_only_when_it_is_to_move():
     log = recovering("a", "b")
     assert log.do(AdoptCommand, session=2, agents=("w/a",))["code"] == "agent-taken"
