@@ -595,6 +595,7 @@ class RecoveryKeeper:
                 cause=sentence(cause + back),
                 automatic=request is None,
                 fences=self._fences,
+                newest=wanted if request is None or request.epoch is None else None,
                 waited_ns=0 if self._need_since is None else now - self._need_since,
                 renames=renames,
                 dropped=dropped,

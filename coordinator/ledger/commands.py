@@ -306,6 +306,9 @@ class RollbackCommand(CommandBase, frozen=True, kw_only=True, tag="rollback"):
     """(agent of the epoch, its name from now on)."""
     dropped: Annotated[tuple[AgentName, ...], msgspec.Meta(max_length=DROPPED_MAX)] = ()
     """Agents of the epoch that nobody takes, and that are given up on purpose."""
+    newest: Count | None = None
+    """The epoch that a rollback went to when this one was prepared; another one since, and it is refused. None: an operator named
+    the epoch, and knew what is given up."""
 
 
 class FenceCommand(CommandBase, frozen=True, kw_only=True, tag="fence"):

@@ -277,6 +277,8 @@ class RollbackRules:
             return no(
                 "sealed-open", f"epoch {sealed[0].epoch} is sealed: its commit comes first", epoch=sealed[0].epoch
             )
+        if command.newest is not None and command.newest != self.recovery_epoch:
+            return no("epoch-committed", f"epoch {self.recovery_epoch} has been committed since: it would be given up")
         base = state.epochs.get(command.epoch)
         if command.epoch and (base is None or base.state != COMMITTED):
             return no("not-committed", f"epoch {command.epoch} is {'not known' if base is None else base.state}")

@@ -367,3 +367,11 @@ def test_any_order_of_repeated_and_late_commands_ends_alike(seed):
     copy.load(log.ledger.dump())
     assert copy.digest() == log.ledger.digest()
     assert isinstance(log, Log)
+
+
+def test_a_rollback_that_comes_late_does_not_give_up_what_was_committed_since():
+    log = recovering("a", "b")
+    newest = log.ledger.recovery_epoch
+    commit(log, 2, previous=MANIFEST)
+    assert roll_back(log, epoch=newest, newest=newest)["code"] == "epoch-committed"
+    assert roll_back(log, epoch=newest)["ok"], "an operator named it"
