@@ -75,7 +75,7 @@ CAUGHT_BY = {
     "listing-believed": {"I14"},
     "aborted-forgets": {"I26", "I5"},
     "acknowledged-unlogged": {"I17"},
-    "sent-unlogged": {"I6", "I17"},
+    "sent-unlogged": {"I6", "I17", "I31"},
     "released-unlogged": {"I30"},
     "holes-passed-over": {"I17", "I31"},
     "rebased-beside": {"P1"},
