@@ -123,7 +123,16 @@ class FolderFiles:
 
     def sync(self, name: str) -> None:
         """See `LogFiles.sync`."""
-        os.fdatasync(self._handle(name))
+        handle = self._open.get(name)
+        if handle is not None:
+            os.fdatasync(handle)
+            return
+        # A log that is only read back has nothing open, and stays so.
+        handle = os.open(self._folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fdatasync(handle)
+        finally:
+            os.close(handle)
 
     def remove(self, names: Iterable[str]) -> None:
         """See `LogFiles.remove`."""

@@ -50,6 +50,8 @@ async def main(folder: Path, session: int) -> None:
         try:
             logger.flush()
         except (StoreError, FencedError):
+            # The log has failed between two turns of the loop; who listens is told by the next.
+            await asyncio.wait_for(ended.wait(), 20)
             break
         await asyncio.sleep(0)
 
