@@ -68,7 +68,9 @@ class RealCluster(LocalCluster):
     store_folder: Path | None = None
     takes: bool = False
     """Participants take the agents of those that stay away."""
-    alone: int = 0
+    alone: list[children.Child] = field(default_factory=list)
+    """Participants that nobody waited for."""
+    started_alone: int = 0
     conserved_through: int | None = None
     """Last epoch that must hold all the money: the one before a participant was lost with what it had. None: all."""
 
@@ -140,15 +142,22 @@ class RealCluster(LocalCluster):
 
     async def start_alone(self, spec: OddSpec) -> children.Child:
         """Start a participant that need not become a member; nobody waits for it."""
-        self.alone += 1
-        path = self.folder / f"alone-{self.alone}.json"
+        self.started_alone += 1
+        path = self.folder / f"alone-{self.started_alone}.json"
         path.write_bytes(msgspec.json.encode(spec))
-        return await children.start(
+        child = await children.start(
             path.stem,
             [sys.executable, "-m", "tests.e2e.process", str(path)],
             log=path.with_suffix(".log"),
             variables=self.variables,
         )
+        self.alone.append(child)
+        return child
+
+    async def stop(self) -> None:
+        """End every process that this object started, those that nobody waited for first."""
+        await asyncio.gather(*(child.stop() for child in self.alone))
+        await super().stop()
 
     # --- epochs ---
 
