@@ -60,7 +60,7 @@ format: $(STAMP) ## put all files into the project's format and mend what the li
 # process, so that a file's tests may share what is costly to start.
 .PHONY: test
 test: $(STAMP) debian ## all tests (PYTEST_ARGS="tests/unit -k frame" for some)
-	$(PY) -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(PY) -m pytest -q -n 2 --dist loadfile $(PYTEST_ARGS)
 	@if [ -z "$(PYTEST_ARGS)" ]; then $(MAKE) --no-print-directory new-seeds; fi
 
 # Other seeds each time: the time in seconds tells which, so that no two runs share any. A seed that fails is

@@ -13,13 +13,6 @@ settings.register_profile(
 )
 settings.load_profile("ci" if os.environ.get("CI") else "desk")
 
-LONGEST_FIRST = ("test_chaos.py", "tests/e2e", "tests/simulation", "tests/integration")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes long comes first: of two processes, none is left alone with it at the end."""
-    items.sort(key=lambda item: next((rank for rank, part in enumerate(LONGEST_FIRST) if part in str(item.path)), 9))
-
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
