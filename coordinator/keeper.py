@@ -274,6 +274,9 @@ class EpochKeeper:
         if notes is not None and record is not None and event.digest == record.manifest:
             notes.storing = False
             notes.forsaken = True
+            # This leadership may have another reason by now, or none yet: the order may be an earlier one's.
+            why = notes.trouble or "its key in the store is taken: it gets no manifest any more"
+            notes.forsaking = notes.forsaking or AbortRecord(participant="", phase="manifest", cause=why)
             notes.retry_at = None
 
     def reports_applied(self, result: Result) -> None:
@@ -532,8 +535,10 @@ class EpochKeeper:
     # --- telling ----------------------------------------------------------------------------------------------------
 
     def _announce_end(self, number: int) -> None:
-        del self.notes[number]
+        request = self.notes.pop(number).forsake_request
         record = self._desk.ledger.epoch(number)
+        if request:  # it came when the entry that ends the epoch was on its way
+            self._desk.answer(request, ok=True, epoch=number)
         for _, member in sorted(record.members.items()) if record is not None else ():
             self._tell_end(member.session, number, is_report=False)
 

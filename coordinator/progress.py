@@ -71,7 +71,6 @@ class EpochNotes:
     """Operator's request, if it was one; "" once it is answered or with the proposal."""
     forsaken: bool = False
     """The key is taken: it can only end without a manifest."""
-    commit_asked_at: Instant | None = None
     retry_at: Instant | None = None
     """Earliest next attempt at the store; None: at once."""
     retry_ns: int = STORE_RETRY_NS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coordinator.events import ManifestForsaken, ManifestStored, Propose
+from coordinator.events import ForsakeManifest, ManifestFailed, ManifestForsaken, ManifestStored, Propose
 from coordinator.ledger import Ledger
 from protocol.digests import digest, manifest_key, snapshot_key
 from protocol.documents import decode_manifest, sign_manifest
@@ -280,6 +280,17 @@ def test_operator_who_waits_when_leadership_is_lost_is_answered_as_unknown():
     assert world.answers[request]["code"] == "unknown-outcome"
 
 
+def test_operator_who_asks_while_it_is_being_forsaken_is_answered_too():
+    world, _ = orphaned()
+    spoil(world)
+    next_leader(world)
+    world.run(until=lambda: ("proposed", "forsake") in world.happened, limit=10)
+    request = world.abort(1)
+    world.run(0.5)
+    assert world.state_of(1) == "aborted"
+    assert world.answers[request]["ok"]
+
+
 # --- what it costs ------------------------------------------------------------------------------------------------------
 
 
@@ -361,6 +372,29 @@ def test_answer_about_another_manifest_forsakes_nothing():
     assert not [each for each in effects if isinstance(each, Propose)]
     effects = world.leader.machine.step(ManifestStored(epoch=1, digest=digest(b"other")), Instant(world.now))
     assert not [each for each in effects if isinstance(each, Propose)]
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_answer_that_comes_after_its_leader_has_begun_anew_counts(asked_again):
+    """The store has said it, whoever asked and whatever has become of the reason."""
+    world, _ = orphaned()
+    spoil(world)
+    next_leader(world)
+    world.run(1)
+    carry_out, held = world.carry_out, []
+    world.carry_out = lambda at, effect: (
+        held.append(effect) if isinstance(effect, ForsakeManifest) else carry_out(at, effect)
+    )
+    world.abort(1)
+    world.elect(world.coordinators[1])
+    world.run(1)
+    if asked_again:
+        world.abort(1)
+        world.leader.feed(ManifestFailed(epoch=1, cause="EIO, of a put before that"))
+    world.leader.feed(world._forsake_manifest(held[0]))
+    world.run(0.5)
+    assert world.state_of(1) == "aborted"
+    assert world.epoch(1).abort.phase == "manifest"
 
 
 def test_dump_of_a_ledger_that_forsook_an_epoch_can_be_loaded():
