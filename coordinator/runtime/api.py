@@ -154,6 +154,7 @@ class Api:
             coordinators=service.coordinators(),
             leader=service.leader_id,
             version=__version__,
+            wall=time.time_ns(),
         )
         return json_answer({**document, "waiting": self._waiting()})
 

@@ -229,7 +229,7 @@ def topology(ledger: Ledger) -> dict[str, Any]:
 def stuck(ledger: Ledger, live: LiveView | None, wall: int) -> list[dict[str, Any]]:
     """Sealed epochs that do not come to their commit: no other epoch starts, and nothing is rolled back, before they end.
 
-    What the leader knows, or, elsewhere, those that were sealed long before `wall`, nanoseconds since 1970.
+    What the leader knows, and those that were sealed long before `wall`, nanoseconds since 1970.
     """
     found = []
     for record in ledger.open_epochs():
@@ -244,8 +244,8 @@ def stuck(ledger: Ledger, live: LiveView | None, wall: int) -> list[dict[str, An
     return found
 
 
-def counts(ledger: Ledger, live: LiveView | None = None, wall: int = 0) -> dict[str, Any]:
-    """Epochs in numbers."""
+def counts(ledger: Ledger, live: LiveView | None, wall: int) -> dict[str, Any]:
+    """Epochs in numbers; `wall` as for `stuck`."""
     state = ledger.state
     return {
         "newest": state.epoch,
@@ -326,9 +326,15 @@ def fork_of(origin: OriginRecord) -> dict[str, Any]:
 
 
 def status(
-    ledger: Ledger, live: LiveView | None, *, coordinators: list[Mapping[str, Any]], leader: str | None, version: str
+    ledger: Ledger,
+    live: LiveView | None,
+    *,
+    coordinators: list[Mapping[str, Any]],
+    leader: str | None,
+    version: str,
+    wall: int,
 ) -> dict[str, Any]:
-    """The whole cluster at a glance."""
+    """The whole cluster at a glance, at an instant of the wall clock, nanoseconds since 1970."""
     from coordinator.policy import is_struggling
 
     state = ledger.state
@@ -343,7 +349,7 @@ def status(
         "fork_of": None if state.origin is None else fork_of(state.origin),
         "recovery": recovery(ledger, live),
         "topology": state.topology.version,
-        "epochs": counts(ledger, live),
+        "epochs": counts(ledger, live, wall),
         "participants": {"count": len(known), "up": up, "members": len(state.topology.members)},
         "policy": ledger.policy.document(),
         "struggling": is_struggling(ledger.policy, state.failures),

@@ -53,6 +53,7 @@ _HINT_OF: Final = {
     "not-committed": "`cleancut epoch list` shows the committed ones",
     "incarnation-changed": "another rollback has just begun: `cleancut status --incarnations`",
     "membership-changed": "participants come or go: try again in a moment",
+    "epoch-committed": "try again: it goes to that one",
     "corrupt": "name an older epoch; `cleancut epoch verify N` says what is damaged",
     "sealed": "a sealed epoch commits; it can be aborted only while something keeps it from that",
     "store": "see what the store has: `cleancut doctor`; the epoch goes on by itself when it works again",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator.ledger import Ledger
 from coordinator.ledger.records import TopologyRecord
-from coordinator.runtime.views import CHANNELS_LISTED_MAX, STUCK_AFTER_SECONDS, stuck, topology
+from coordinator.runtime.views import CHANNELS_LISTED_MAX, STUCK_AFTER_SECONDS, status, stuck, topology
 from protocol.messages import Member
 from tests.unit.test_ledger import sealed
 
@@ -42,6 +42,9 @@ def test_a_sealed_epoch_is_stuck_when_the_leader_has_trouble_or_elsewhere_when_i
     assert stuck(log.ledger, None, at) == []
     assert stuck(log.ledger, Live(), at) == [{"epoch": 1, "why": "the parts of 1 are gone"}]  # type: ignore[arg-type]
     late = at + STUCK_AFTER_SECONDS * 1_000_000_000
-    assert stuck(log.ledger, None, late) == [{"epoch": 1, "why": f"it was sealed {STUCK_AFTER_SECONDS} s ago"}]
+    long_ago = [{"epoch": 1, "why": f"it was sealed {STUCK_AFTER_SECONDS} s ago"}]
+    assert stuck(log.ledger, None, late) == long_ago
+    shown = status(log.ledger, None, coordinators=[], leader=None, version="1", wall=late)
+    assert shown["epochs"]["stuck"] == long_ago
     log.commit(1)
     assert stuck(log.ledger, Live(), late) == []  # type: ignore[arg-type]
