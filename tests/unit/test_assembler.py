@@ -14,6 +14,7 @@ from coordinator.assembler import (
 from coordinator.events import CutAssembled, CutRefused, SnapshotsUnreadable
 from protocol.digests import digest, snapshot_key
 from protocol.documents import decode_manifest, encode_local_snapshot, merkle_root, verify_signature
+from protocol.errors import StoreError
 from protocol.ids import ClusterName
 from protocol.keys import ClusterKeys
 from protocol.manifest import AgentSnapshot, ChunkRef, FieldRef, IncomingCut, LocalSnapshot, OutgoingCut
@@ -193,6 +194,7 @@ def test_store_that_lacks_an_object_may_have_it_later_and_a_corrupt_one_is_final
     event = assemble_from_store(request(found), store, KEYS)
     assert isinstance(event, SnapshotsUnreadable)
     assert event.participant == "b"
+    assert event.gone
     key = snapshot_key(digest(encode_local_snapshot(found["b"])))
     store.put(key, b"rot")
     event = assemble_from_store(request(found), store, KEYS)
@@ -204,6 +206,18 @@ def test_store_that_lacks_an_object_may_have_it_later_and_a_corrupt_one_is_final
     assert isinstance(event, CutAssembled)
     assert event.digest == digest(event.manifest)
     assert event.previous == digest(b"manifest before")
+
+
+def test_store_that_fails_does_not_say_that_an_object_is_gone():
+    """What is gone may be the end of a sealed epoch; a store that does not answer is not."""
+
+    class Broken(MemoryStore):
+        def get(self, key, *, size_max):
+            raise StoreError("get", key, "input/output error", errno_name="EIO")
+
+    event = assemble_from_store(request(objects()), Broken(ClusterName("shop")), KEYS)
+    assert isinstance(event, SnapshotsUnreadable)
+    assert not event.gone
 
 
 def test_manifest_says_all_there_is_and_is_signed():

@@ -27,6 +27,8 @@ from coordinator.events import (
     ManifestStored,
     MessageArrived,
     PolicyChanged,
+    Probe,
+    Probed,
     Propose,
     SetTimer,
     SnapshotsUnreadable,
@@ -91,7 +93,7 @@ class Group:
 
 
 class Fixture:
-    def __init__(self, store=None):
+    def __init__(self, store=None, **more):
         self.machine = Machine()
         self.group = Group()
         self.store = store or MemoryStore("shop")
@@ -107,6 +109,7 @@ class Fixture:
             leader_url=lambda: self.url,
             crashed=self._crash,
             fences={},
+            **more,
         )
 
     def _crash(self, error):
@@ -290,6 +293,26 @@ async def test_a_store_that_hangs_counts_as_failed_and_keeps_only_its_thread(mon
         while made.driver.store_threads_busy:  # noqa: ASYNC110 - threads end without a word to this loop
             await asyncio.sleep(0.001)
     await made.driver.close()
+
+
+async def test_closing_waits_for_no_probe_and_hears_of_none():
+    asked, ended = asyncio.Event(), []
+
+    async def no_answer(address):
+        try:
+            asked.set()
+            await asyncio.Event().wait()
+        finally:
+            ended.append(address)
+
+    made = Fixture(probe=no_answer)
+    made.machine.answers[TimerFired] = lambda _: [Probe(session=1, address="ws://dark:7000")]
+    made.driver.feed(TimerFired())
+    await asked.wait()
+    async with asyncio.timeout(5):
+        await made.driver.close()
+    assert ended == ["ws://dark:7000"]
+    assert not [each for each in made.machine.events if isinstance(each, Probed)]
 
 
 async def test_a_store_that_hangs_gathers_no_work(monkeypatch):

@@ -72,6 +72,38 @@ def test_address_that_never_answered_proves_nothing_when_it_refuses():
     assert seconds_until_lost(world, "b") >= SUSPECT_NS / SECOND
 
 
+def test_refusal_without_a_connection_before_it_proves_nothing_though_it_comes_once_the_participant_is_suspected():
+    """The very first look at its address ends when its connection is gone already."""
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("a", address="ws://a:7000")
+    b = world.add("b", address="ws://b:7000", unwelcome=True)
+    world.run(until=lambda: world.ledger.state.participants.get("b") is not None and b.session)
+    probes = len(b.probes)
+    b.disconnect("cable")
+    world.leader.feed(Probed(session=b.session, address="ws://b:7000", found="refuses"))
+    world.later(500 * MS, b.connect)
+    world.run(3)
+    assert len(b.probes) > probes
+    assert world.ledger.state.participants["b"].state == "member"
+
+
+def test_another_address_of_the_same_session_has_to_answer_itself():
+    world = listening("a", "b")
+    b = world.participants["b"]
+    b.disconnect("cable")
+    world.run(0.04)  # it has been asked once, and will be again
+    b.address, b.unwelcome = "ws://b:7001", True
+    b.connect()
+    world.run(1)
+    assert world.ledger.state.participants["b"].address == "ws://b:7001"
+    assert b.probes[-1] == "refuses"
+    b.disconnect("cable")
+    world.later(500 * MS, b.connect)
+    world.run(3)
+    assert world.ledger.state.participants["b"].state == "member"
+
+
 def test_no_answer_is_no_evidence():
     world = listening("a", "b")
     b = world.participants["b"]
@@ -157,3 +189,30 @@ def test_new_leader_that_has_met_a_participant_asks_it_too():
     world.run(until=world.ready)
     world.kill_participant("b")
     assert seconds_until_lost(world, "b") < 0.05
+
+
+def test_leader_that_leads_again_starts_from_nothing():
+    """What took its connection when it led before is as unknown as to any other new leader."""
+    world = listening("a", "b")
+    b = world.participants["b"]
+    world.elect(world.coordinators[1])
+    world.run(until=world.ready)
+    b.unwelcome = True
+    world.elect(world.coordinators[0])
+    world.run(until=world.ready)
+    world.run(0.1)
+    b.disconnect("cable")
+    world.later(500 * MS, b.connect)
+    world.run(3)
+    assert world.ledger.state.participants["b"].state == "member"
+
+
+def test_sessions_that_have_ended_leave_nothing_behind():
+    world = listening("a", "b")
+    for incarnation in range(2, 5):
+        world.kill_participant("b")
+        world.run(until=lost(world, "b"))
+        world.revive("b", address="ws://b:7000")
+        world.run(until=lambda at=incarnation: world.running(at))
+    sessions = {world.participants[name].session for name in ("a", "b")}
+    assert set(world.leader.machine._registry._prober._targets) == sessions

@@ -191,6 +191,22 @@ def test_damage_that_is_mended_in_time_costs_nothing():
     world.run(until=lambda: world.state_of(1) == "committed", limit=5)
 
 
+def test_damage_that_was_seen_twice_however_far_apart_is_not_final_yet():
+    world, _ = orphaned()
+    key = snapshot_key(world.epoch(1).members["a"].snapshot)
+    good = world.store.get(key, size_max=1 << 20)
+    world.store.replace_for_test(key, b"{}")
+    seen = lambda: world.happened.count(("assembled", 1, "CutRefused"))  # noqa: E731
+    next_leader(world)
+    world.run(until=lambda: seen() == 1)
+    world.store_fails = "EIO: input/output error"
+    world.run(2 * PATIENCE_S)
+    world.store_fails = ""
+    world.run(until=lambda: seen() == 2)
+    world.store.replace_for_test(key, good)
+    world.run(until=lambda: world.state_of(1) == "committed", limit=5)
+
+
 def test_leader_that_dies_at_any_step_of_forsaking_leaves_it_to_the_next():
     for step in [("proposed", "forsake"), ("forsaken", 1)]:
         world, _ = orphaned()
@@ -256,6 +272,19 @@ def test_operator_is_told_when_the_manifest_turns_out_to_be_there():
     world.run(0.5)
     assert world.answers[request]["code"] == "sealed"
     assert world.state_of(1) == "committed"
+
+
+def test_word_of_an_operator_does_not_outlive_the_trouble_of_the_store():
+    """He is told that it did not work; by the time the store does, there is nothing that has to be given up."""
+    world, _ = orphaned()
+    world.store_fails = "EIO: input/output error"
+    next_leader(world)
+    world.run(1)
+    request = world.abort(1)
+    world.run(0.5)
+    assert world.answers[request]["code"] == "store"
+    world.store_fails = ""
+    world.run(until=lambda: world.state_of(1) == "committed", limit=5)
 
 
 def test_second_operator_takes_the_place_of_the_first_and_both_are_answered():

@@ -1,8 +1,11 @@
 """The ledger's rules of sealed epochs that end without a manifest."""
 
+import json
+
 import pytest
 
-from coordinator.ledger import ForsakeCommand, Ledger
+from coordinator.ledger import ForsakeCommand, Ledger, encode_command, parse_result
+from coordinator.ledger.commands import COMMAND_VERSION, LATER_KINDS, VERSIONS
 from protocol.digests import digest
 from tests.unit.test_ledger import MANIFEST, cluster, sealed
 
@@ -85,6 +88,20 @@ def test_deposed_leader_forsakes_nothing():
     log = sealed("a")
     assert forsake(log, term=log.term - 1)["code"] == "stale-term"
     assert log.ledger.epoch(1).state == "sealed"
+
+
+def test_build_that_does_not_know_it_stops_before_the_entry_instead_of_drifting():
+    """It would go on with a sealed epoch that others have ended."""
+    log = sealed("a")
+    before = log.ledger.dump()
+    text = encode_command(
+        ForsakeCommand(id=("c1.1", 99), term=1, epoch=1, manifest=MANIFEST, phase="manifest", cause="gone"), at=1
+    )
+    document = json.loads(text)
+    assert document["v"] == VERSIONS["forsake"] == LATER_KINDS > COMMAND_VERSION
+    for unknown in ({**document, "kind": "forsaken"}, {**document, "v": COMMAND_VERSION}):
+        assert parse_result(log.ledger.apply(json.dumps(unknown)))["code"] == "unsupported-version"
+        assert log.ledger.dump() == before
 
 
 @pytest.mark.parametrize("cause", ["", "x" * 400])

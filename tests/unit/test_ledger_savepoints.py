@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from coordinator.ledger import LeadCommand, Ledger, PinCommand, UnpinCommand, encode_command, parse_result
+from coordinator.ledger import LeadCommand, LeaveCommand, Ledger, PinCommand, UnpinCommand, encode_command, parse_result
 from coordinator.ledger.commands import COMMAND_VERSION, LATER_KINDS, VERSIONS
 from protocol.errors import RecoveryError
 from protocol.limits import EPOCH_HISTORY_MAX, SAVEPOINTS_MAX
@@ -148,6 +148,24 @@ def test_members_of_savepoints_count_as_rows_like_all_others(monkeypatch):
     epochs_that_abort(log, 2)
     assert log.ledger.epoch(1).trimmed
     assert log.ledger.epoch(1).state == "committed"
+
+
+def test_replica_that_is_loaded_forgets_the_same_members(monkeypatch):
+    """Epochs of a larger cluster, from before it was loaded, count there, too."""
+    monkeypatch.setattr("coordinator.ledger.ledger.EPOCH_MEMBER_ROWS_MAX", 4)
+    log = cluster("a", "b", "c")
+    epochs_that_abort(log, 1)
+    for name in ("b", "c"):
+        log.do(LeaveCommand, session=log.ledger.state.participants[name].session)
+    log.topology()
+    loaded = Ledger("shop")
+    loaded.load(log.ledger.dump())
+    after = len(log.texts)
+    epochs_that_abort(log, 2)
+    assert log.ledger.epoch(1).trimmed
+    for text in log.texts[after:]:
+        loaded.apply(text)
+    assert loaded.digest() == log.ledger.digest()
 
 
 def test_the_beginning_of_an_incarnation_stays_though_its_name_is_taken_back():

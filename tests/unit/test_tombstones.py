@@ -114,6 +114,16 @@ def test_a_whole_manifest_of_others_stays_and_the_key_counts_as_taken(store):
     assert there(store) == others
 
 
+def test_a_tombstone_of_this_epoch_stays_whatever_was_sealed(store):
+    """Even where two leaders took it for different manifests: neither will ever be there."""
+    first = tombstone("c", 7, digest(b"another manifest"))
+    store.put(KEY, first)
+    assert take(store)
+    assert there(store) == first
+    with pytest.raises(ObjectConflict, match="epoch 7 was forsaken"):
+        put_manifest(store, KEY, OURS)
+
+
 # --- stores that do not do what they say --------------------------------------------------------------------------------
 
 
