@@ -506,12 +506,20 @@ async def test_the_claim_is_on_the_disk_before_the_call_and_the_result_before_th
             went_on.append(order.id)
             self.receipts[order.id] = receipt
 
-    async def turns_of_the_loop() -> None:
-        for _ in range(100):
-            await asyncio.sleep(0)
-        await asyncio.sleep(0.02)
+    class Other(Agent, kind="other"):
+        @handler
+        def on_order(self, ctx: Context, order: Order) -> None:
+            meanwhile.append(order.id)
 
-    cluster = Cluster(Careful("main"), local=str(tmp_path))
+    meanwhile: list[str] = []
+
+    async def others_work_meanwhile() -> None:
+        for _ in range(30):
+            before = len(meanwhile)
+            await cluster.send("other/main", Order("another"))
+            await until(lambda before=before: len(meanwhile) > before)
+
+    cluster = Cluster(Careful("main"), Other("main"), local=str(tmp_path))
     cluster.effects = ""  # type: ignore[assignment]
     async with cluster:
         await cluster.send("careful/main", Order("first"))
@@ -520,11 +528,11 @@ async def test_the_claim_is_on_the_disk_before_the_call_and_the_result_before_th
         held[0] = True
         await cluster.send("careful/main", Order("second"))
         await until(lambda: waiting[0] == 1)
-        await turns_of_the_loop()
+        await others_work_meanwhile()
         assert Bank.charges == ["first"], "the claim is not durable"
         lets.release()
         await until(lambda: waiting[0] == 2)
-        await turns_of_the_loop()
+        await others_work_meanwhile()
         assert (Bank.charges, went_on) == (["first", "second"], ["first"]), "the result is not durable"
         held[0] = False
         lets.release()
