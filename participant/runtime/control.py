@@ -251,7 +251,7 @@ class ControlClient:
         backoff = Backoff(first=0.05, most=1.0)
         turn, count = 0, len(self._coordinators)
         pointed = ""
-        said = ""
+        said: dict[int, tuple[str, str]] = {}
         async with self._dialer:
             while self._sink is not None:
                 url = pointed or self._coordinators[turn % count]
@@ -272,13 +272,14 @@ class ControlClient:
                     # No wait: where it points is usually right, and an election is when it matters.
                     await asyncio.sleep(0.01)
                     continue
+                if said.get(turn % count) != (url, problem):
+                    # Once for each of them: with all of them gone, every round would fill the log with the same lines.
+                    said[turn % count] = url, problem
+                    log.warning("coordinator %s: %s; trying on", url, problem)
                 rounds = turn // count
                 turn += 1
                 if self._coordinators[turn % count] == url:
                     turn += 1  # Not the same one again: a stopped process takes connections and never answers.
-                if problem != said:
-                    log.warning("coordinator %s: %s; trying on", url, problem)
-                    said = problem
                 if turn // count > rounds:
                     await asyncio.sleep(backoff.next())
 

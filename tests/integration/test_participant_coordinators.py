@@ -240,3 +240,35 @@ async def test_a_coordinator_that_talks_nonsense_is_left_and_tried_again(tmp_pat
     assert len(sink.lost) == 1
     assert client.statistics()["malformed"] == 3
     assert len(heard) == 7
+
+
+class DeadDialer:
+    """Nobody is there; each time in words that name the address, as asyncio does."""
+
+    def __init__(self) -> None:
+        self.dialed: list[str] = []
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *error: object) -> None:
+        pass
+
+    async def dial(self, url: str) -> control.ControlSocket:
+        self.dialed.append(url)
+        raise ConnectionRefusedError(f"Connect call failed {url}")
+
+
+async def test_coordinators_that_are_all_gone_are_named_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    dialer = DeadDialer()
+    client = control.ControlClient(coordinators=["one:1", "two:2", "three:3"], token="token", dialer=dialer)
+    await client.start(Sink())
+    try:
+        await until(lambda: len(dialer.dialed) > 9, "a fourth round")
+    finally:
+        await client.close()
+    said = [record.getMessage() for record in caplog.records if "trying on" in record.getMessage()]
+    assert said == [
+        f"coordinator {url}: Connect call failed {url}; trying on"
+        for url in ("http://one:1", "http://two:2", "http://three:3")
+    ]
