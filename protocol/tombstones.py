@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from protocol.ports import ObjectStore
 
 TOMBSTONE_BYTES_MAX: Final = 512
-"""Smaller than any manifest: a listing is told apart by sizes alone, and only what is as small as this is read."""
+"""Manifests are larger, but for those of next to nothing: of a listing, only what is no larger than this is read."""
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -51,6 +51,24 @@ def encoded(*values):
     return msgspec.msgpack.encode(list(values))
 
 
+def plain_manifest(epoch, *, cluster="c", participant="p1", snapshot="", started_at=1, previous=""):
+    """A manifest of one participant without agents, to be signed: for tests of what lies under a manifest's key."""
+    member = ManifestMember(participant=participant, session=1, snapshot=snapshot or digest(b"one"), agents=())
+    return Manifest(
+        cluster=cluster,
+        epoch=epoch,
+        incarnation=1,
+        topology=1,
+        started_at=started_at,
+        policy="periodic",
+        previous=previous,
+        members=(member,),
+        channels=(),
+        packs=(),
+        merkle_root="",
+    )
+
+
 @dataclass
 class MadeEpoch:
     """The parts of an epoch; change them, then `write`."""

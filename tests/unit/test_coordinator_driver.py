@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 
-import msgspec
 import pytest
 
 from coordinator.assembler import AssemblyRequest
@@ -42,14 +41,27 @@ from coordinator.runtime.driver import Clock, Driver
 from protocol.digests import digest, manifest_key
 from protocol.documents import sign_manifest
 from protocol.errors import Refused, StoreError, Unreachable
-from protocol.keys import ClusterKeys
-from protocol.manifest import Manifest, ManifestMember
 from protocol.messages import Register
 from protocol.storage import MemoryStore
 from protocol.tombstones import decode_tombstone
+from tests.epochs import KEYS, plain_manifest
 
-KEYS = ClusterKeys.from_secret(bytes(range(32)))
 COMMAND = LeadCommand(id=("c1.x", 1), term=1, coordinator="c1")
+
+
+def request_of(*snapshots):
+    """An assembly of epoch 4 from these local snapshots: (participant, digest)."""
+    return AssemblyRequest(
+        cluster="shop",
+        epoch=4,
+        incarnation=1,
+        started_at=0,
+        policy="",
+        previous="",
+        topology=1,
+        members=(),
+        snapshots=snapshots,
+    )
 
 
 class Machine:
@@ -194,40 +206,15 @@ async def test_a_manifest_is_stored_and_again_is_a_success(made):
 
 
 async def test_a_manifest_in_whose_place_something_whole_lies_is_refused_for_good(made):
-    member = ManifestMember(participant="z", session=1, snapshot=digest(b"z"), agents=())
-    whole = Manifest(
-        cluster="shop",
-        epoch=4,
-        incarnation=1,
-        topology=1,
-        started_at=1,
-        policy="",
-        previous="",
-        members=(member,),
-        channels=(),
-        packs=(),
-        merkle_root="",
-    )
-    mine = msgspec.structs.replace(whole, members=(msgspec.structs.replace(member, snapshot=digest(b"y")),))
-    data = sign_manifest(mine, KEYS)
-    made.store.put(manifest_key(4), sign_manifest(whole, KEYS))
+    data = sign_manifest(plain_manifest(4, snapshot=digest(b"mine")), KEYS)
+    made.store.put(manifest_key(4), sign_manifest(plain_manifest(4), KEYS))
     made.machine.answers[TimerFired] = lambda _: [StoreManifest(epoch=4, manifest=data, digest=digest(data))]
     made.driver.feed(TimerFired())
     assert "other bytes" in (await made.machine.wait_event(ManifestRefused)).cause
 
 
 async def test_a_key_is_taken_and_a_manifest_that_was_there_first_is_stored(made):
-    request = AssemblyRequest(
-        cluster="shop",
-        epoch=4,
-        incarnation=1,
-        started_at=0,
-        policy="",
-        previous="",
-        topology=1,
-        members=(),
-        snapshots=(),
-    )
+    request = request_of()
     order = ForsakeManifest(epoch=4, digest=digest(b"manifest"), request=request)
     made.machine.answers[TimerFired] = lambda _: [order]
     made.driver.feed(TimerFired())
@@ -269,17 +256,7 @@ async def test_a_store_that_hangs_counts_as_failed_and_keeps_only_its_thread(mon
 
     monkeypatch.setattr(driver_module, "STORE_SECONDS_MAX", 0.05)
     made = Fixture(Hanging("shop"))
-    request = AssemblyRequest(
-        cluster="shop",
-        epoch=4,
-        incarnation=1,
-        started_at=0,
-        policy="",
-        previous="",
-        topology=1,
-        members=(),
-        snapshots=(("p1", digest(b"x")),),
-    )
+    request = request_of(("p1", digest(b"x")))
     made.machine.answers[TimerFired] = lambda _: [
         StoreManifest(epoch=4, manifest=b"m", digest=digest(b"m")),
         AssembleCut(epoch=4, request=request),
@@ -354,17 +331,7 @@ async def test_objects_that_break_the_checks_abort_their_epoch_and_not_one_leade
             raise RecursionError("maximum recursion depth exceeded")
 
     made = Fixture(Odd("shop"))
-    request = AssemblyRequest(
-        cluster="shop",
-        epoch=4,
-        incarnation=1,
-        started_at=0,
-        policy="",
-        previous="",
-        topology=1,
-        members=(),
-        snapshots=(("p1", digest(b"x")),),
-    )
+    request = request_of(("p1", digest(b"x")))
     made.machine.answers[TimerFired] = lambda _: [AssembleCut(epoch=4, request=request)]
     made.driver.feed(TimerFired())
     refused = await made.machine.wait_event(CutRefused)

@@ -12,9 +12,13 @@ from tests.coordinator_world import LEASE_S, MS, RECOVERING, SECOND, World, clus
 
 def with_epoch(*names, **attributes):
     world = cluster(*names, policy=RECOVERING, **attributes)
-    world.trigger()
-    world.run(until=lambda: world.state_of(1) == "committed")
+    commit(world, 1)
     return world
+
+
+def commit(world, epoch):
+    world.trigger()
+    world.run(until=lambda: world.state_of(epoch) == "committed")
 
 
 def recovered(world, incarnation):
@@ -31,8 +35,7 @@ def test_participant_that_comes_back_takes_the_cluster_to_the_newest_epoch():
     assert "b lost: its connection closed" in record.cause
     assert [order.epoch for order in world.participants["a"].restore_orders] == [1]
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     assert world.epoch(2).incarnation == 2
     assert world.replicas_agree()
 
@@ -87,8 +90,7 @@ def test_agents_of_one_that_stays_away_go_to_those_that_can_take_them():
     world.add("a", "b", kinds=("worker",))
     world.add("c")
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(1) == "committed")
+    commit(world, 1)
     world.kill_participant("c")
     world.run(until=recovered(world, 2), limit=20)
     assert world.participants["a"].placed == ("worker/a", "worker/c")
@@ -198,8 +200,7 @@ def test_leader_that_dies_during_a_restore(when):
     world.elect(new)
     world.run(until=recovered(world, 2))
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     assert world.ledger.state.incarnation == 2
     assert world.replicas_agree()
 
@@ -299,8 +300,7 @@ def test_sealed_epoch_is_committed_first():
 
 def test_corrupt_newest_manifest_falls_back_and_says_how_far():
     world = with_epoch("a", "b")
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.corrupt.add(2)
     world.kill_participant("b")
     world.revive("b")
@@ -313,8 +313,7 @@ def test_corrupt_newest_manifest_falls_back_and_says_how_far():
 def test_newest_manifest_that_cannot_be_read_now_is_waited_for_and_no_older_one_is_taken():
     """Nothing says that it is lost: whoever goes further back now gives up what had been committed, and released."""
     world = with_epoch("a", "b")
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.store_fails = "EIO: Input/output error"
     world.kill_participant("b")
     world.revive("b")
@@ -330,8 +329,7 @@ def test_newest_manifest_that_cannot_be_read_now_is_waited_for_and_no_older_one_
 
 def test_part_that_a_participant_cannot_read_now_is_tried_again_from_the_same_epoch():
     world = with_epoch("a", "b")
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.kill_participant("b")
     b = world.revive("b", restore_fails=("store", "EIO: Input/output error"))
     world.run(until=lambda: world.ledger.state.incarnation >= 3)
@@ -354,8 +352,7 @@ def test_leader_takes_the_epoch_from_the_ledger_and_lists_no_store(monkeypatch):
 def test_next_leader_in_the_middle_of_a_rollback_lists_no_store_either(monkeypatch, when):
     """D5: the listing is empty just when the leadership changes; that is no reason for a fresh start."""
     world = with_epoch("a", "b", "c")
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     asked = []
     monkeypatch.setattr(type(world.store), "list", lambda *prefix: asked.append(prefix) or iter(()))
     old, new = world.leader, world.coordinators[1]
@@ -380,8 +377,7 @@ def test_next_leader_in_the_middle_of_a_rollback_lists_no_store_either(monkeypat
 
 def test_corrupt_object_of_a_participant_falls_back_too():
     world = with_epoch("a", "b")
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.kill_participant("b")
     b = world.revive("b", restore_fails=("corrupt", "pack xyz: bad checksum"))
     world.run(until=lambda: world.ledger.state.rollbacks.get(2) is not None)
@@ -410,8 +406,7 @@ def test_part_that_does_not_fit_the_code_stops_recovery_until_other_code_comes()
 def test_crash_loop_backs_off_and_stops_with_a_clear_state():
     policy = replace_struct(RECOVERING, max_rollbacks=3, rollback_window_ns=600 * SECOND)
     world = cluster("a", "b", policy=policy)
-    world.trigger()
-    world.run(until=lambda: world.state_of(1) == "committed")
+    commit(world, 1)
     begun = []
     for incarnation in range(2, 5):
         world.kill_participant("b")
@@ -451,8 +446,7 @@ def test_manual_recovery_waits_for_the_operator():
 
 def test_operator_goes_back_to_an_older_epoch():
     world = with_epoch("a", "b")
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     request = world.restore(1, "epoch 2 holds nonsense")
     world.run(until=recovered(world, 2))
     assert world.answers[request]["epoch"] == 1
@@ -468,8 +462,7 @@ def test_operator_moves_an_agent_with_a_rollback_to_the_newest_epoch():
     world.add("a", "b", kinds=("worker",))
     world.add("c")
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(1) == "committed")
+    commit(world, 1)
     for moves, sentence in (
         ((("worker/a", "z"),), "z is not there"),
         ((("worker/a", "c"),), "c does not take"),
@@ -485,8 +478,7 @@ def test_operator_moves_an_agent_with_a_rollback_to_the_newest_epoch():
     assert world.participants["b"].placed == ("worker/a", "worker/b")
     assert world.participants["a"].placed == ()
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
 
 
 @pytest.mark.parametrize(("epoch", "code"), [(7, "unknown"), (2, "not-committed")])
@@ -612,8 +604,7 @@ def test_agent_comes_back_under_another_name_and_keeps_it_over_crashes():
     assert world.ledger.rollback.automatic
     assert world.ledger.rollback.renames == (("worker/b", "worker/z"),)
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.kill_participant("a")
     world.revive("a")
     world.run(until=recovered(world, 4))
@@ -688,8 +679,7 @@ def test_the_same_command_while_it_is_under_way_is_the_same_rollback():
 def test_with_a_manual_policy_the_same_command_is_another_rollback_when_a_member_was_lost_on_the_way():
     world = cluster("a", "b", policy=replace_struct(RECOVERING, recovery="manual"))
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(1) == "committed")
+    commit(world, 1)
     world.participants["b"].restores_slowly = True
     first = world.restore(1)
     world.run(until=lambda: first in world.answers)
@@ -704,13 +694,11 @@ def test_with_a_manual_policy_the_same_command_is_another_rollback_when_a_member
 
 def test_damaged_epoch_never_brings_back_what_an_operator_went_behind():
     world = with_epoch("a", "b")
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.restore(1)
     world.run(until=recovered(world, 2))
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(3) == "committed")
+    commit(world, 3)
     world.corrupt.add(3)
     world.kill_participant("b")
     world.revive("b")
@@ -749,8 +737,7 @@ def test_names_of_a_swap_are_swapped_once_however_far_the_next_rollback_goes(dam
     world.restore(1, renames=SWAP)
     world.run(until=recovered(world, 2))
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.corrupt.update(damaged)
     world.kill_participant("a")
     world.revive("a")
@@ -767,8 +754,7 @@ def test_going_further_back_than_a_rename_keeps_the_name_and_what_was_given_up()
     world.restore(1, renames=(("worker/b", "worker/z"),), allow_unclaimed=True)
     world.run(until=recovered(world, 2))
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(2) == "committed")
+    commit(world, 2)
     world.corrupt.add(2)
     world.kill_participant("a")
     world.revive("a")
@@ -797,8 +783,7 @@ def test_a_move_to_one_that_is_lost_meanwhile_is_refused_and_the_loss_is_made_go
     world.elect(world.coordinators[0])
     world.add("a", "b", "c", kinds=("worker",))
     world.run(until=world.ready)
-    world.trigger()
-    world.run(until=lambda: world.state_of(1) == "committed")
+    commit(world, 1)
     request = world.restore(None, moves=(("worker/a", "b"),))
     world.kill_participant("b")
     world.run(until=lambda: request in world.answers, limit=20)

@@ -9,10 +9,10 @@ from protocol.documents import decode_manifest, sign_manifest
 from protocol.errors import ObjectConflict, ObjectMissing, StoreError
 from protocol.ids import Instant
 from protocol.limits import FORSAKE_AFTER_NS
-from protocol.manifest import Manifest, ManifestMember
 from protocol.storage.repair import put_manifest
 from protocol.tombstones import Tombstone, decode_tombstone, is_forsaken
 from tests.coordinator_world import KEYS, MANUAL, RECOVERING, SECOND, cluster, replace_struct
+from tests.epochs import plain_manifest
 
 PATIENCE_S = FORSAKE_AFTER_NS / SECOND
 
@@ -121,21 +121,7 @@ def test_leader_that_finds_the_key_taken_forsakes_although_it_could_make_the_man
 
 def test_manifest_of_another_cluster_in_its_place_is_the_end_of_an_epoch_and_not_of_all():
     world = cluster("a", "b")
-    member = ManifestMember(participant="z", session=1, snapshot=digest(b"z"), agents=())
-    foreign = Manifest(
-        cluster="shop",
-        epoch=1,
-        incarnation=1,
-        topology=1,
-        started_at=1,
-        policy="",
-        previous="",
-        members=(member,),
-        channels=(),
-        packs=(),
-        merkle_root="",
-    )
-    data = sign_manifest(foreign, KEYS)
+    data = sign_manifest(plain_manifest(1, cluster="shop", participant="z"), KEYS)
     world.store.put(manifest_key(1), data)
     world.watched = 10**9  # the world's own rule asks for a tombstone
     world.trigger()

@@ -8,33 +8,17 @@ from protocol.errors import ObjectConflict
 from protocol.ids import ClusterName
 from protocol.keys import ClusterKeys
 from protocol.limits import MIB
-from protocol.manifest import Manifest, ManifestMember
 from protocol.ports import PutResult
 from protocol.storage.memory import MemoryStore
 from protocol.storage.repair import put_content, put_manifest
+from tests.epochs import plain_manifest
 
 KEYS = ClusterKeys.from_secret(b"a secret for tests of repairing a store")
 DATA = b"a pack, or a local snapshot"
 
 
 def manifest(epoch: int = 7, snapshot: bytes = b"one", started_at: int = 1) -> bytes:
-    member = ManifestMember(participant="p1", session=1, snapshot=digest(snapshot), agents=())
-    return sign_manifest(
-        Manifest(
-            cluster="c",
-            epoch=epoch,
-            incarnation=1,
-            topology=1,
-            started_at=started_at,
-            policy="periodic",
-            previous="",
-            members=(member,),
-            channels=(),
-            packs=(),
-            merkle_root="",
-        ),
-        KEYS,
-    )
+    return sign_manifest(plain_manifest(epoch, snapshot=digest(snapshot), started_at=started_at), KEYS)
 
 
 def flipped(data: bytes, position: int) -> bytes:
