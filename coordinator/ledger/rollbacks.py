@@ -165,12 +165,12 @@ class RollbackRules:
 
     def names_since(self, epoch: int, agents: Iterable[str]) -> dict[str, str]:
         """What agents of an epoch are called now, of those that were renamed since: name there -> name now."""
-        line = self._line(epoch)
+        line = [dict(record.renames) for record in self._line(epoch)]
         found = {}
         for agent in agents:
             name = agent
-            for record in line:
-                name = dict(record.renames).get(name, name)
+            for renames in line:
+                name = renames.get(name, name)
             if name != agent:
                 found[agent] = name
         return found
@@ -235,28 +235,41 @@ class RollbackRules:
         """
         names = dict(renames)
         gone = names.keys() - {*names.values()}
+        declared_by: dict[str, list[ParticipantRecord]] = {agent: [] for agent in self.state.adoptions}
+        for participant in self.state.participants.values():
+            for agent in participant.declared:
+                if agent in declared_by:
+                    declared_by[agent].append(participant)
+        leave: dict[str, set[str]] = {}
+        come: dict[str, set[str]] = {}
         for agent, name in sorted(self.state.adoptions.items()):
             if agent in gone:
                 continue
             record = self.state.participants[name]
             host = self._hosts.get(agent)
             if host is not None and host != name:
-                before = self.state.participants[host]
-                before.agents = tuple(each for each in before.agents if each != agent)
-                before.adopted = tuple(each for each in before.adopted if each != agent)
+                leave.setdefault(host, set()).add(agent)
             # Should no epoch hold it, it begins anew here as it would have there, and not as one that was before.
-            fresh = [each.fresh for _, each in sorted(self.state.participants.items()) if agent in each.declared]
-            record.fresh = max([record.fresh, *fresh])
-            record.adopted = tuple(sorted({*record.adopted, agent}))
-            record.agents = tuple(sorted({*record.agents, agent}))
+            record.fresh = max([record.fresh, *(each.fresh for each in declared_by[agent])])
+            come.setdefault(name, set()).add(agent)
             self._hosts[agent] = name
+        # Host by host: a host may have twenty thousand agents, and all of them move when it is gone.
+        for host, agents in leave.items():
+            before = self.state.participants[host]
+            before.agents = tuple(each for each in before.agents if each not in agents)
+            before.adopted = tuple(each for each in before.adopted if each not in agents)
+        for name, agents in come.items():
+            record = self.state.participants[name]
+            record.adopted = tuple(sorted(agents.union(record.adopted)))
+            record.agents = tuple(sorted(agents.union(record.agents)))
         self.state.adoptions = {}
 
     def _note_given_up(self, dropped: tuple[str, ...]) -> None:
         """Others have heard of these agents, and go on: should they begin anew, they are not the ones that were (`Member.fresh`)."""
+        given_up = frozenset(dropped)
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
-            if any(agent in dropped for agent in participant.declared):
+            if not given_up.isdisjoint(participant.declared):
                 self.state.session += 1  # a number that no session has
                 participant.fresh = self.state.session
 
