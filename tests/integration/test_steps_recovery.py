@@ -525,6 +525,10 @@ async def test_the_claim_is_on_the_disk_before_the_call_and_the_result_before_th
         await cluster.send("careful/main", Order("first"))
         await cluster.idle()
         assert (Bank.charges, went_on) == (["first"], ["first"])
+        # That the first turn has ended is noted, too, and nobody waits for it.
+        steps = cluster.participants["p1"]._steps
+        await until(lambda: not steps._others)
+        await steps.backend._group.wait_idle()
         held[0] = True
         await cluster.send("careful/main", Order("second"))
         await until(lambda: waiting[0] == 1)
