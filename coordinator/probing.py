@@ -15,6 +15,7 @@ After a change of leader in the same moment there is no earlier connection to go
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
 
 from coordinator.events import Probe
@@ -57,13 +58,18 @@ class Prober:
         self._desk = desk
         self._targets: dict[int, _Target] = {}
         """By session."""
-        self._due: dict[int, Instant] = {}
-        """Session -> when to probe it; few, so that a look at them after each event costs nothing."""
+        self._due: dict[int, int] = {}
+        """Session that is to be probed -> number of its place in `_queue`."""
+        self._queue: list[tuple[Instant, int, int]] = []
+        """When, number, session: a heap, because it is looked at after each event and all may lose their connection at once.
+        What `_due` does not name any more counts for nothing."""
+        self._number = 0
 
     def clear(self) -> None:
         """Leadership begins or is over."""
         self._targets.clear()
         self._due.clear()
+        self._queue.clear()
 
     def attached(self, session: int, address: str, now: Instant) -> None:
         """It has registered: find out whether its address can be asked."""
@@ -75,14 +81,14 @@ class Prober:
                 return
             target = self._targets[session] = _Target(address)
         if not target.answers:
-            self._due[session] = now
+            self._schedule(session, now)
 
     def disconnected(self, session: int, now: Instant) -> None:
         """Its connection has closed."""
         target = self._targets.get(session)
         if target is not None and target.answers:
             target.pause_ns = PROBE_PAUSE_NS
-            self._due[session] = now
+            self._schedule(session, now)
 
     def forget(self, session: int) -> None:
         """It has ended."""
@@ -91,9 +97,12 @@ class Prober:
 
     def keep(self, now: Instant) -> None:
         """Order what is due."""
-        if not self._due:
-            return
-        for session in [session for session, at in self._due.items() if at <= now]:
+        due = []
+        while self._queue and (self._queue[0][0] <= now or self._is_void(self._queue[0])):
+            entry = heappop(self._queue)
+            if not self._is_void(entry):
+                due.append(entry[1:])
+        for _, session in sorted(due):
             del self._due[session]
             target = self._targets[session]
             if not target.under_way and self._desk.ledger.policy.recovery != "off":
@@ -112,10 +121,20 @@ class Prober:
         if attendee is None or attendee.gone_at is None or not target.answers:
             return None
         # Until it is back, or the ledger has its end: that may need another attempt, too.
-        self._due[event.session] = Instant(now + target.pause_ns)
+        self._schedule(event.session, Instant(now + target.pause_ns))
         target.pause_ns *= 2
         return attendee if event.found == "refuses" else None
 
     def next_instant(self) -> Iterator[Instant]:
         """When something here is due without any event."""
-        yield from self._due.values()
+        if self._queue:
+            yield self._queue[0][0]
+
+    def _schedule(self, session: int, at: Instant) -> None:
+        self._number += 1
+        self._due[session] = self._number
+        heappush(self._queue, (at, self._number, session))
+
+    def _is_void(self, entry: tuple[Instant, int, int]) -> bool:
+        _, number, session = entry
+        return self._due.get(session) != number
