@@ -439,6 +439,25 @@ async def test_a_savepoint_can_be_gone_back_to_after_any_number_of_epochs_and_in
     await closed(again)
 
 
+async def test_a_life_that_goes_on_notes_where_its_membership_began_if_the_one_before_had_not(tmp_path):
+    """It died before it could; a rollback to an epoch without it brings back all that came from there on, entered or not."""
+    desk = await joined(tmp_path)
+    for number in range(7):
+        await desk.add(number)
+    await closed(desk)
+    async with Desk(tmp_path) as later:
+        ticket = later.intake.hold(epoch=0, position=8, began=5)
+        assert await later.intake.restore(Life(1, 2), ticket, newest_epoch=4) == 0
+        await later.add(7)
+    async with Desk(tmp_path) as again:
+        assert await again.restore(Life(2, 3), epoch=4, position=None) == 4
+        assert again.entered == [4, 5, 6, 7]
+    async with Desk(tmp_path) as once_more:  # noted already: not noted again
+        end = once_more.intake._log.next
+        await once_more.intake.restore(Life(2, 4), once_more.intake.hold(epoch=4, position=8, began=5))
+        assert once_more.intake._log.next == end
+
+
 async def test_input_waits_for_membership_and_ends_with_the_participant(tmp_path):
     desk = Desk(tmp_path)
     await desk.intake.open()

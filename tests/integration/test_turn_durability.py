@@ -15,6 +15,7 @@ from participant import Agent, Context, Participant, ReleasedBeyond, Restoration
 from participant.runtime.conductor import Conductor, LocalControl
 from participant.runtime.log_files import Life, LocalFolder
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
+from participant.runtime.turn_keeper import TurnKeeper
 from participant.sinks.memory import MemorySink
 from protocol.errors import ConfigError, FencedError
 from tests.integration.fleet import CLUSTER, KEYS, SECRET, until
@@ -332,6 +333,38 @@ async def test_log_that_is_gone_is_no_log_that_is_empty(turned, epoch: bool) -> 
         await world.quiet()
         assert {each.incarnation for each in world.participants.values()} == {2}
         assert sum(world.purse(name).cents for name in world.names) == 2000 + 10
+
+
+async def test_base_says_from_where_in_the_input_its_agents_began_and_names_only_what_is_on_the_disk(
+    turned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, early = TurnKeeper._write_base, []
+
+    async def watched(keeper: TurnKeeper) -> None:
+        if keeper._base.position > keeper._logger.log.durable:
+            early.append(keeper._base)
+        await write(keeper)
+
+    monkeypatch.setattr(TurnKeeper, "_write_base", watched)
+    async with turned("a", "b") as world:
+        keeper = world.participants["a"]._turns
+        assert keeper._base.input_from == 0
+        await pay(world, "a", 10, hops=1)
+        await world.quiet()
+        await world.conductor.epoch()
+        await until(lambda: keeper._base.snapshot)
+        assert keeper._base.input_from == 0
+        held = world.participants["a"]._intake.position
+        await pay(world, "a", 5, hops=1, first=11)
+        await world.quiet()
+        await world.conductor.begin_rollback(1)
+        await until(lambda: world.participants["a"].incarnation == 2)
+        await world.quiet()
+        assert keeper._base.input_from == held > 0
+        await world.conductor.epoch()
+        await until(lambda: keeper._base.snapshot)
+        assert keeper._base.input_from == held
+        assert early == []
 
 
 async def test_damaged_log_falls_back_to_a_rollback(turned) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 
 import pytest
 from hypothesis import given, settings
@@ -462,6 +463,24 @@ def test_a_real_folder_is_made_durably_and_its_files_are_nobody_elses(tmp_path):
         files.create(segment_name(1), b"")
     files.remove([segment_name(1), segment_name(2)])
     assert files.names() == []
+
+
+def test_who_reads_a_real_log_back_syncs_it_and_leaves_no_file_open(tmp_path, monkeypatch):
+    """Not even one that may not be written."""
+    log, _ = opened(FolderFiles(tmp_path / "turns"))
+    written(log, 1, 2)
+    (tmp_path / "turns" / segment_name(1)).chmod(0o400)
+    synced = []
+    sync = os.fdatasync
+    monkeypatch.setattr(
+        os, "fdatasync", lambda handle: (synced.append(os.readlink(f"/proc/self/fd/{handle}")), sync(handle))
+    )
+    before = os.listdir("/proc/self/fd")
+    files = FolderFiles(tmp_path / "turns")
+    assert found_in(files) == [1, 2]
+    assert synced == [str(tmp_path / "turns" / segment_name(1))]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert not files._open
 
 
 def test_a_real_file_cut_at_every_byte_is_read_as_a_prefix_or_refused(tmp_path):

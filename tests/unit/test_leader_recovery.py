@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from coordinator.policy import PolicySettings
@@ -761,6 +763,60 @@ def test_going_further_back_than_a_rename_keeps_the_name_and_what_was_given_up()
     world.run(until=recovered(world, 3))
     record = world.ledger.rollback
     assert (record.epoch, record.renames, record.dropped) == (1, (("worker/b", "worker/z"),), ("worker/c",))
+
+
+def test_agent_that_was_given_up_and_is_hosted_again_is_not_given_up_once_more():
+    """It begins anew; a rollback to the epoch that holds the former one brings that one back."""
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.run(2)
+    world.restore(1, allow_unclaimed=True)
+    world.run(until=recovered(world, 2))
+    world.revive("b")
+    world.run(until=lambda: world.participants["b"].runs == 2)
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 3))
+    record = world.ledger.rollback
+    assert (record.automatic, record.epoch, record.dropped) == (True, 1, ())
+
+
+def test_only_a_rollback_to_the_epoch_that_an_operator_named_may_pass_over_a_newer_one():
+    """What nobody has named is the newest epoch of the moment at which it was prepared; should it come late, it is refused."""
+    world = with_epoch("a", "b")
+    proposed = []
+    submit = world.submit
+    world.submit = lambda at, text: (proposed.append(json.loads(text)), submit(at, text))
+    world.restore(None)
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(2) == "committed")
+    world.restore(1)
+    world.run(until=recovered(world, 3))
+    world.kill_participant("b")
+    world.revive("b")
+    world.run(until=recovered(world, 4))
+    rollbacks = [each for each in proposed if each["kind"] == "rollback"]
+    assert [(each["epoch"], each.get("newest")) for each in rollbacks] == [(1, 1), (1, None), (1, 1)]
+
+
+def test_who_may_have_a_log_of_turns_is_waited_for_as_long_as_the_policy_says():
+    """The epoch does not hold it, so nothing else keeps the others from going back; and what it had done would be lost."""
+    policy = replace_struct(RECOVERING, durability="turn", takeover_after_ns=5 * SECOND)
+    world = World(policy=policy)
+    world.elect(world.coordinators[0])
+    world.add("a", durability="turn")
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    world.add("b", durability="turn")
+    world.run(until=lambda: len(world.ledger.state.topology.members) == 2 and world.ready())
+    world.kill_participant("b")
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "lost")
+    world.run(4)
+    assert world.ledger.state.incarnation == 1
+    world.run(until=lambda: world.ledger.state.incarnation == 2, limit=10)
 
 
 def test_a_map_without_an_epoch_is_not_taken_for_the_rollback_that_is_under_way():

@@ -21,6 +21,8 @@ from coordinator.ledger import (
 from protocol.digests import digest
 from tests.unit.test_ledger import MANIFEST, OTHER, Log, cluster
 
+THIRD = digest(b"a third manifest")
+
 
 def recovering(*names, **policy):
     """A cluster with one committed epoch, recovery on."""
@@ -375,3 +377,24 @@ def test_a_rollback_that_comes_late_does_not_give_up_what_was_committed_since():
     commit(log, 2, previous=MANIFEST)
     assert roll_back(log, epoch=newest, newest=newest)["code"] == "epoch-committed"
     assert roll_back(log, epoch=newest)["ok"], "an operator named it"
+
+
+def test_names_and_losses_follow_all_rollbacks_since_an_epoch():
+    """A is renamed twice, each time by a rollback to an epoch of its own; what was given up between has its new name, too."""
+    log = recovering("a", "b", "c")
+    assert roll_back(log, renames=(("w/a", "w/m"), ("w/b", "w/n")))["ok"]
+    begin(log, "a", "b", "c")
+    commit(log, 2, OTHER, MANIFEST)
+    assert roll_back(log, epoch=2, renames=(("w/m", "w/n"), ("w/n", "w/m")), dropped=("w/c",))["ok"]
+    begin(log, "a", "b", "c")
+    commit(log, 3, THIRD, OTHER)
+    assert roll_back(log, epoch=3, renames=(("w/c", "w/z"),))["ok"]
+    assert log.ledger.names_since(1, ("w/a", "w/b", "w/c")) == {"w/a": "w/n", "w/b": "w/m", "w/c": "w/z"}
+    assert log.ledger.names_since(2, ("w/m", "w/n", "w/x")) == {"w/m": "w/n", "w/n": "w/m"}
+    assert log.ledger.given_up_since(1) == log.ledger.given_up_since(2) == {"w/z"}
+    assert log.ledger.given_up_since(3) == frozenset()
+
+
+def begin(log, *names):
+    fence(log)
+    restored(log, *names)
