@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import warnings
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
@@ -247,6 +249,23 @@ async def test_a_port_in_use_is_a_configuration_error_that_names_it(sockets: Net
 async def test_what_is_not_host_and_port_is_refused(listen: str) -> None:
     with pytest.raises(ConfigError, match="listen"):
         WebSocketTransport(cluster=CLUSTER, participant=participant_id("a"), keys=KEYS, listen=listen)
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_closing_leaves_no_socket_of_whoever_came_in_that_moment(turns: int) -> None:
+    """So many turns of the loop after the connection: it is in the queue, taken, or being made."""
+    transport = WebSocketTransport(cluster=CLUSTER, participant=participant_id("a"), keys=KEYS)
+    await transport.start(Sink())
+    host, _, port = transport.address.removeprefix("ws://").rpartition(":")
+    gc.collect()
+    with socket.socket() as stranger, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        stranger.connect((host, int(port)))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await transport.close()
+        gc.collect()
+    assert [str(each.message) for each in caught] == []
 
 
 async def test_a_dialer_with_the_wrong_secret_is_refused_before_any_frame(sockets: Network) -> None:

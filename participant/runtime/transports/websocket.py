@@ -226,6 +226,7 @@ class WebSocketTransport:
         self._connections.clear()
         self._dialing.clear()
         if self._runner is not None:
+            await self._stop_accepting(self._runner)
             await self._runner.cleanup()
         if self._session is not None:
             await self._session.close()
@@ -243,6 +244,20 @@ class WebSocketTransport:
         return True
 
     # --- the accepting side
+
+    @staticmethod
+    async def _stop_accepting(runner: web.AppRunner) -> None:
+        """Take no more connections, and let those that were just taken become whole, so that cleaning up closes them.
+
+        asyncio makes a connection's transport one turn of the loop after it has taken its socket; where the server was closed in
+        between, that fails, and the socket is nobody's.
+        """
+        loop = asyncio.get_running_loop()
+        for site in runner.sites:
+            server = site._server  # noqa: SLF001 - aiohttp has no public way to it
+            for listening in server.sockets if isinstance(server, asyncio.Server) else ():
+                loop.remove_reader(listening.fileno())
+        await asyncio.sleep(0)
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         if self._handshakes >= HANDSHAKES_MAX or self._sink is None:
