@@ -16,6 +16,7 @@ from protocol.ids import Epoch
 from simulations.control import PATIENCE_NS
 from simulations.forking import take_fork
 from simulations.names import first_of
+from simulations.operator import REASON
 from simulations.options import Fault
 from simulations.oracles.rot import check_listing
 from simulations.prng import sample, shuffled, stream
@@ -215,7 +216,7 @@ def _abort(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
         if cluster.healing or life is None or not life.alive or not newest:
             return
         injector.count("abort")
-        life.feed(AbortRequested(request=f"abort-{newest}", epoch=newest, reason="an operator wants it so"))
+        life.feed(AbortRequested(request=f"abort-{newest}", epoch=newest, reason=REASON))
 
     if fault.point:
         cluster.probes.arm(fault.point, fault.nth, ask)
@@ -694,8 +695,7 @@ def _restore_all(cluster: SimulatedCluster, fault: Fault, injector: Injector) ->
     leader = cluster.log.leader
     if leader is None or not leader.alive or not leader.machine.leading or not cluster.oracles.history.recoverable:
         return False
-    cluster.ghost.turns.reasons["an operator wants it so"] = None
-    request = RestoreRequested(request=f"restore-at-{fault.at_ns}", epoch=None, reason="an operator wants it so")
+    request = RestoreRequested(request=f"restore-at-{fault.at_ns}", epoch=None, reason=REASON)
     leader.enter(leader.feed, request)
     return True
 

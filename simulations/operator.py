@@ -29,6 +29,8 @@ WISH_NS: Final = 300 * MS
 PATIENCE_NS: Final = 8 * SECOND
 """Without an answer for so long, a request is made again."""
 TRIES_MAX: Final = 6
+REASON: Final = "an operator wants it so"
+"""Of requests that are no wish's."""
 NEEDED: Final = ("rename", "give-up")
 """Without which a cluster may wait for ever: wanted in the healed world, too."""
 _FOR_GOOD: Final = ("bad-map", "not-committed", "unknown", "corrupt")
@@ -72,6 +74,10 @@ class Operator:
         """Whose rollback it is that has this cause; None: nobody's who gave a reason."""
         return self.asked.get(cause.partition(";")[0])
 
+    def has_named(self, epoch: int, cause: str) -> bool:
+        """Whether a rollback that has this cause goes to an epoch because it was asked for by number."""
+        return epoch in self.asked_for and (cause.startswith(REASON) or self.asked_by(cause) is not None)
+
     # --- a manual policy ----------------------------------------------------------------------------------------------
 
     def _look(self, number: int) -> None:
@@ -87,9 +93,7 @@ class Operator:
                 if cluster.options.by_hand or epoch is not None:
                     cluster.probes.hit("restore.by_hand")
                     renames = () if epoch is None else self._map(ledger, epoch)
-                    request = RestoreRequested(
-                        request=f"restore-{number}", epoch=epoch, reason="an operator wants it so", renames=renames
-                    )
+                    request = RestoreRequested(request=f"restore-{number}", epoch=epoch, reason=REASON, renames=renames)
                     self._ask(leader, request)
         pause = LOOK_NS + self._random.below(2 * LOOK_NS)
         cluster.world.after(pause, self._random, self._look, number + 1)

@@ -96,26 +96,26 @@ class EpochHistory:
                     raise Violation("I22", f"a report for epoch {number} of an older incarnation is accepted")
         if command["kind"] == "rollback" and result.get("outcome") == "begun":
             ended = self.incarnation
-            self._rolled_back(int(command["incarnation"]), int(command["epoch"]))
+            self._rolled_back(int(command["incarnation"]), int(command["epoch"]), command["cause"])
             self._cluster.placements.rolled_back(coordinator.ledger, command, ended)
         for number in result.get("aborted", ()):  # a member was lost, or a rollback began
             self._epoch_changed(coordinator, int(number))
 
-    def _rolled_back(self, incarnation: int, epoch: int) -> None:
+    def _rolled_back(self, incarnation: int, epoch: int, cause: str) -> None:
         if incarnation != self.incarnation + 1:
             raise Violation("I10", f"incarnation {incarnation} begins after {self.incarnation}")
         self.incarnation = incarnation
         if incarnation > 2 and not self._cluster.ghost.rollbacks.has_begun(incarnation - 1):
             self._cluster.probes.hit("restore.second_failure")
         if self._cluster.options.turns:
-            self._cluster.ghost.turns.rolled_back(incarnation)
+            self._cluster.ghost.turns.rolled_back(incarnation, cause)
         newest, self.recoverable = self.recoverable, epoch
         if epoch in self.given_up:
             raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}, which was given up before")
         after = [number for number, state in self.states.items() if number > epoch and state == "committed"]
         passed_over = [number for number in after if number <= newest and number not in self.given_up]
         self.given_up.update(dict.fromkeys(after))
-        if epoch == newest or epoch in self._cluster.operator.asked_for:
+        if epoch == newest or self._cluster.operator.has_named(epoch, cause):
             return
         if self._cluster.options.refuse:
             raise Violation(

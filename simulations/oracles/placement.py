@@ -77,7 +77,7 @@ class Placements:
             raise Violation("I36", f"{where} begins, though it was asked for what cannot be: {request}")
         held = self._held(epoch)
         if epoch:
-            self._check_names(where, renames, request, held, epoch, before)
+            self._check_names(where, renames, request, held, command, before)
         if request is not None and request.allow_unclaimed:
             self._given_up.update(dict.fromkeys(dropped))
         elif not self._given_up.keys() >= {*dropped}:
@@ -124,12 +124,13 @@ class Placements:
         renames: dict[str, str],
         request: RestoreRequested | None,
         held: dict[str, str],
-        epoch: int,
+        command: dict[str, Any],
         before: int,
     ) -> None:
+        epoch = int(command["epoch"])
         if request is not None and (request.epoch is not None or request.renames):
             wanted = dict(request.renames)
-        elif epoch in self._cluster.operator.asked_for and request is None:
+        elif request is None and self._cluster.operator.has_named(epoch, command["cause"]):
             return  # asked for without a reason of its own
         else:
             wanted = self._line(held, epoch, before)

@@ -28,6 +28,7 @@ from protocol.ids import Epoch
 from protocol.items import KIND_MESSAGE, item_kind, message_payload
 from protocol.messages import Envelope
 from protocol.streams import line_of
+from simulations.operator import REASON
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
@@ -108,10 +109,10 @@ class Turns:
         """Participant -> line that its newest life has read from its log, and up to which record."""
         self._bases: dict[str, TurnBase | None] = {}
         """Participant -> what its newest life found on its disk to build on."""
-        self.reasons: dict[str, None] = {}
-        """Why an incarnation may begin."""
-        self.left_out: dict[str, None] = {}
-        """Participants without which everybody went back once, to an epoch that did not know them: they began anew."""
+        self._begun_anew: dict[str, None] = {}
+        """Participants because of which an incarnation may begin."""
+        self.left_out: dict[str, int] = {}
+        """Participant -> newest incarnation that began from an epoch which did not know it: it began anew in it."""
         self.events: dict[int, int] = {}
         """Line -> entries of it in the ghost's history."""
 
@@ -343,7 +344,8 @@ class Turns:
         ledger = coordinator.ledger
         if command["kind"] == "rollback":
             placed = {member.id for member in ledger.state.topology.members}
-            self.left_out.update(dict.fromkeys(name for name in self._registered if name not in placed))
+            without = [name for name in self._registered if name not in placed]
+            self.left_out.update(dict.fromkeys(without, int(command["incarnation"])))
         elif command["kind"] == "register":
             record = ledger.state.participants[command["participant"]]
             before = self._registered.get(record.id)
@@ -373,7 +375,7 @@ class Turns:
                 "I31",
                 f"{name} comes back anew; nothing has happened to its disk, and others have seen what it was, {before}",
             )
-        self.reasons[f"{name} begins anew"] = None
+        self._begun_anew[name] = None
 
     def _was_seen(self, line: _Line) -> bool:
         """Whether anybody knows of anything that the line did."""
@@ -394,16 +396,16 @@ class Turns:
             and manifest_key(Epoch(order.epoch)) in self.cluster.store.spoiled.meant
         )
 
-    def rolled_back(self, incarnation: int) -> None:
-        """An incarnation begins.
+    def rolled_back(self, incarnation: int, cause: str) -> None:
+        """An incarnation begins, because of this.
 
         Raises:
             Violation: I31.
         """
         unfinished = incarnation > 2 and not self._ghost.rollbacks.has_begun(incarnation - 1)
-        if not (self.reasons or unfinished):
+        if not (self._begun_anew or unfinished or cause.startswith(REASON)):
             raise Violation("I31", f"incarnation {incarnation} begins, and nobody had to begin anew")
-        self.reasons.clear()
+        self._begun_anew.clear()
         # Lines end with their incarnation.
         self._registered = {name: (session, session) for name, (session, _) in self._registered.items()}
 

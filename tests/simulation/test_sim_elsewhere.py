@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
+from simulations.cluster import SimulatedCluster
 from simulations.faults import KINDS
 from simulations.names import Names
-from simulations.options import Fault, Run, decode_run, encode_run
+from simulations.operator import REASON
+from simulations.options import Fault, Options, Run, decode_run, encode_run
 from simulations.run import run
 from simulations.swarm import draw_run
+from simulations.trace import Trace
+from simulations.violations import Violation
 from simulations.wishes import ELSEWHERE_ONLY
 from simulations.world import MS, SECOND
 
@@ -127,3 +133,14 @@ def test_names_follow_the_incarnations():
     assert names.now("a/x") == "a/z"
     names.began(4, 1, {})
     assert names.now("a/x") == "a/x"
+
+
+@pytest.mark.parametrize(("cause", "excused"), [("p1 lost: closed", False), (f"{REASON}; epoch 2 is damaged", True)])
+def test_an_epoch_that_was_named_once_excuses_only_the_rollback_that_it_was_named_for(cause, excused):
+    cluster = SimulatedCluster(Options(seed=1, recovery=True, elsewhere=True), Trace())
+    history = cluster.oracles.history
+    history.incarnation, history.recoverable = 1, 2
+    history.states.update({1: "committed", 2: "committed"})
+    cluster.operator.asked_for[1] = None
+    with nullcontext() if excused else pytest.raises(Violation, match="2 is committed"):
+        history._rolled_back(2, 1, cause)

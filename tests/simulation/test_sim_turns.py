@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 
+from simulations.cluster import SimulatedCluster
 from simulations.faults import OUTSIDE_POINTS, TURN_POINTS
 from simulations.local_disk import FolderOfLife, LocalDisk
 from simulations.log_disk import ProcessDied
-from simulations.options import Fault, Run
+from simulations.operator import REASON
+from simulations.options import Fault, Options, Run
 from simulations.prng import stream
 from simulations.run import run
 from simulations.swarm import draw_run
+from simulations.trace import Trace
+from simulations.violations import Violation
 from simulations.world import MS, SECOND
 
 pytestmark = [pytest.mark.simulation, pytest.mark.timeout(300)]
@@ -118,3 +124,10 @@ def test_a_killed_process_writes_nothing_any_more():
         with pytest.raises(ProcessDied):
             call()
     assert folder.disk.files("turns").read("a") == b"1"
+
+
+@pytest.mark.parametrize(("cause", "justified"), [("p1 lost: closed", False), (REASON, True)])
+def test_an_incarnation_begins_only_for_the_reason_that_there_is(cause, justified):
+    cluster = SimulatedCluster(Options(seed=1, recovery=True, runtimes=True, turns=True), Trace())
+    with nullcontext() if justified else pytest.raises(Violation, match="nobody had to begin anew"):
+        cluster.ghost.turns.rolled_back(2, cause)
