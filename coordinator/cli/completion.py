@@ -8,9 +8,11 @@ import click
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    r"""Print the completion script of a shell.
 
-    For bash: cleancut completion bash > ~/.local/share/bash-completion/completions/cleancut
+    \b
+    For bash:
+      cleancut completion bash > ~/.local/share/bash-completion/completions/cleancut
     """
     from click.shell_completion import get_completion_class
 

@@ -230,7 +230,7 @@ def on_a_store(function: Callable[..., None]) -> Callable[..., None]:
     type=RENAME,
     multiple=True,
     metavar="OLD=NEW",
-    help="The epoch's agent OLD comes back as NEW, with what is in flight to it; both kind/name.",
+    help="The epoch's agent OLD comes back as NEW, with what is in flight to it; both kind/name. May be repeated.",
 )
 @click.option("--allow-unclaimed", is_flag=True, help="Agents that nobody takes are given up.")
 @click.option(

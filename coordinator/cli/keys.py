@@ -48,7 +48,7 @@ def keys() -> None:
     "--store",
     default="store",
     show_default=True,
-    help="Where epochs are kept: a folder that coordinators and participants all see; relative to DIR.",
+    help="Where epochs are kept: a folder that coordinators and participants all see; relative to FOLDER.",
 )
 @click.option(
     "--https/--http",

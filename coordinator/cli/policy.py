@@ -110,6 +110,7 @@ def _print(document: Any) -> None:  # noqa: ANN401 - JSON
         ("open at one time", get("max_concurrent")),
         ("recovery", get("recovery")),
         ("takeover after", span(get("takeover_after_ms")) if get("takeover_after_ms") else "never"),
+        ("durability", get("durability")),
         ("damaged epoch", _fallback(get("fallback"))),
         ("rollbacks at most", _rollbacks(get("max_rollbacks"), get("rollback_window_ms"))),
     ])  # fmt: skip

@@ -227,9 +227,8 @@ async def _tell_epochs(cluster: LocalCluster, say: Callable[[str], None]) -> Non
                 continue
             told.add(epoch["epoch"])
             if epoch["state"] == "committed":
-                say(
-                    f"  epoch {epoch['epoch']} committed in {epoch['duration_ms']} ms, {epoch['in_flight']} messages in flight"
-                )
+                in_flight = f"{epoch['in_flight']} message{'s' * (epoch['in_flight'] != 1)} in flight"
+                say(f"  epoch {epoch['epoch']} committed in {epoch['duration_ms']} ms, {in_flight}")
             else:
                 say(f"  epoch {epoch['epoch']} aborted: {abort_words(epoch.get('abort') or {})}")
         await asyncio.sleep(0.3)

@@ -201,12 +201,14 @@ def _tell_bank(result: Result, say: Callable[[str], None], *, as_json: bool) -> 
         say(f"messages handled           {result.messages}")
         say(f"in-flight recorded         {result.in_flight_recorded} messages, over all cuts")
         say(f"money in each cut          {result.total_expected / 100:.2f} in {right} of {len(result.totals)} cuts")
-        say(f"orders made                {result.orders_made}; every cut accounts for each one")
+        accounted = "; every cut accounts for each one" if result.consistent else ""
+        say(f"orders made                {result.orders_made}{accounted}")
         say(f"longest stall by a cut     {result.max_stall_ms:.1f} ms (outside of cuts: {result.idle_stall_ms:.1f} ms)")
         for seconds in result.election_seconds:
             say(f"leader killed, next after  {seconds:.2f} s")
         for each in result.recoveries:
-            say(f"{each.participant} killed, work after   {each.seconds.total:.2f} s (epoch {each.epoch})")
+            came_from = f"epoch {each.epoch}" if each.epoch else "its log of turns"
+            say(f"{each.participant} killed, work after".ljust(27) + f"{each.seconds.total:.2f} s ({came_from})")
         say(f"rollbacks                  {result.rollbacks}")
         say(
             f"the bank's own ledger      {result.charges} charges, {result.charges_cents / 100:.2f}: "
@@ -214,7 +216,11 @@ def _tell_bank(result: Result, say: Callable[[str], None], *, as_json: bool) -> 
         )
         for problem in result.problems:
             say(f"WRONG: {problem}")
-        say("every manifest verified offline: " + ("consistent" if result.consistent else "NOT CONSISTENT"))
+        say(
+            "every manifest verified offline: consistent"
+            if result.consistent
+            else "NOT CONSISTENT: what is wrong is said above"
+        )
     return 0 if result.consistent else 4
 
 
@@ -247,6 +253,7 @@ def _tell_keep(folder: Path, say: Callable[[str], None]) -> None:
         "status",
         "epoch list",
         "epoch show latest",
+        "epoch why latest",
         "epoch verify latest",
         "epoch state latest account/a1",
     ):
