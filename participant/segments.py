@@ -221,7 +221,7 @@ def _keyed(
         overlays = ()
     present: list[Any] = []
     gone: list[Any] = []
-    segments = yield from _segments(cell, generation, list(keys), writer, present, gone)
+    segments = yield from _segments(_Wanted(cell, generation, list(keys), gone, present), writer)
     for key in present:
         removed.pop(key, None)
     removed.update(dict.fromkeys(gone))
@@ -238,7 +238,7 @@ def _keyed_anew(cell: KeyedState[Any, Any], generation: int, writer: ChunkWriter
     keys = cell.keys_at(generation)
     yield
     later: list[Any] = []
-    base = yield from _segments(cell, generation, keys, writer, None, later)
+    base = yield from _segments(_Wanted(cell, generation, keys, later), writer)
     plan = _KeyedPlan(base, len(keys) - len(later), (), {})
     return SavedCell(_joined(plan), (), plan)
 
@@ -247,25 +247,37 @@ def _joined(plan: _KeyedPlan) -> Segments:
     return (*plan.base, *(segment for segments, _ in plan.overlays for segment in segments))
 
 
-def _segments(
-    cell: KeyedState[Any, Any],
-    generation: int,
-    keys: list[Any],
-    writer: ChunkWriter,
-    present: list[Any] | None,
-    gone: list[Any],
-) -> Generator[None, None, Segments]:
-    """The entries of `keys` at the cut, in segments; fills `present` (if wanted) and `gone`."""
+class _Wanted(NamedTuple):
+    """Keys of a field whose entries are to be written."""
+
+    cell: KeyedState[Any, Any]
+    generation: int
+    """The cut that they are of."""
+    keys: list[Any]
+    gone: list[Any]
+    """Filled with those that were not there."""
+    present: list[Any] | None = None
+    """Filled with the others."""
+
+    def batches(self) -> Iterator[tuple[list[Any], list[Any]]]:
+        """Keys and what is stored under them, a step's worth each."""
+        for start in range(0, len(self.keys), ENTRIES_PER_STEP):
+            batch = self.keys[start : start + ENTRIES_PER_STEP]
+            yield batch, self.cell.stored_many(self.generation, batch)
+
+
+def _segments(wanted: _Wanted, writer: ChunkWriter) -> Generator[None, None, Segments]:
+    """The entries in segments."""
+    cell = wanted.cell
     if cell.serializer == "msgpack" and cell.form is not None:
-        return (yield from _encoded_segments(cell, generation, keys, writer, present, gone))
+        return (yield from _encoded_segments(wanted, writer))
+    present, gone = wanted.present, wanted.gone
     segments: list[tuple[Chunk, ...]] = []
     entries: list[bytes] = []
     count = size = 0
     target = writer.limits.segment_bytes
     encode = ENCODER.encode
-    for start in range(0, len(keys), ENTRIES_PER_STEP):
-        batch = keys[start : start + ENTRIES_PER_STEP]
-        values = cell.stored_many(generation, batch)
+    for batch, values in wanted.batches():
         at = 0
         while at < len(batch):
             fitting = _surely_fitting(batch, values, at, target - size)
@@ -299,30 +311,23 @@ def _segments(
     return tuple(segments)
 
 
-def _encoded_segments(
-    cell: KeyedState[Any, Any],
-    generation: int,
-    keys: list[Any],
-    writer: ChunkWriter,
-    present: list[Any] | None,
-    gone: list[Any],
-) -> Generator[None, None, Segments]:
+def _encoded_segments(wanted: _Wanted, writer: ChunkWriter) -> Generator[None, None, Segments]:
     """`_segments` of values that are kept encoded: where a segment ends is told from lengths, and each byte is copied once."""
+    present, gone = wanted.present, wanted.gone
     segments: list[tuple[Chunk, ...]] = []
     parts: list[bytes] = []
     count = size = 0
     target = writer.limits.segment_bytes
     encode = ENCODER.encode
-    for start in range(0, len(keys), ENTRIES_PER_STEP):
-        batch = keys[start : start + ENTRIES_PER_STEP]
-        values = cell.stored_many(generation, batch)
+    for keys, stored in wanted.batches():
+        batch, values = keys, stored
         try:
             sizes = list(map(len, values))
         except TypeError:
             # MISSING has no length: a key that was not there at the cut.
-            gone.extend(key for key, value in zip(batch, values, strict=True) if value is MISSING)
-            batch = [key for key, value in zip(batch, values, strict=True) if value is not MISSING]
-            values = [value for value in values if value is not MISSING]
+            gone.extend(key for key, value in zip(keys, stored, strict=True) if value is MISSING)
+            batch = [key for key, value in zip(keys, stored, strict=True) if value is not MISSING]
+            values = [value for value in stored if value is not MISSING]
             sizes = list(map(len, values))
         if present is not None:
             present.extend(batch)

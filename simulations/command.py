@@ -70,10 +70,14 @@ def run_command(
     from simulations.options import Run, check_run, encode_run
     from simulations.replay_files import stored
     from simulations.swarm import draw_faults, draw_options, for_drivers
+    from simulations.sweep import drawn
 
-    options = draw_options(seed, workload)
-    if runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes):
-        for_drivers(options)
+    if nodes is None and workload is None and topology is None:
+        options = drawn(seed, mutant, runtimes=runtimes).options  # the world that a sweep has for this seed
+    else:
+        options = draw_options(seed, workload)
+        if runtimes or (mutant in MUTANTS and MUTANTS[mutant].runtimes):
+            for_drivers(options)
     changes: dict[str, Any] = {
         "nodes": nodes,
         "topology": topology,

@@ -97,7 +97,11 @@ class Line:
     def close(self) -> None:
         self.heal()
         if self._server is not None:
-            self._server.close()
+            loop = asyncio.get_running_loop()
+            for listening in self._server.sockets:
+                loop.remove_reader(listening.fileno())
+            # What was taken just now has its transport by then; without, its socket would be nobody's.
+            loop.call_soon(self._server.close)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)

@@ -11,6 +11,7 @@ from simulations.command import simulate
 from simulations.exits import EPILOG, EPILOG_MUTANTS, EPILOG_WORK, exit_of
 from simulations.options import Fault, Options, Run, UserTest, decode_run, encode_run
 from simulations.run import Outcome
+from simulations.sweep import drawn
 from simulations.world import SECOND
 
 REGRESS = Path(__file__).parent / "regress"
@@ -303,3 +304,15 @@ def test_a_file_of_a_script_says_how_to_run_it(cli, tmp_path):
     code, _, err = cli("replay", path)
     assert code == 2
     assert f"SIM_REPLAY={path} python try.py" in err
+
+
+@pytest.mark.parametrize("arguments", [(), ("--runtimes",), ("--mutant", "two-hosts"), ("--mutant", "not-claimed")])
+def test_a_seed_is_the_world_that_a_sweep_has_for_it(cli, ends_with, tmp_path, arguments):
+    """Recovering or not, with logs of turns, with agents elsewhere: else the command at a sweep's end would find nothing."""
+    ends_with("")
+    mutant = arguments[1] if len(arguments) == 2 else ""
+    for seed in range(20):
+        path = tmp_path / f"{seed}.json"
+        cli("run", "--seed", seed, *arguments, "--save", path)
+        found, wanted = decode_run(path.read_bytes()), drawn(seed, mutant, runtimes="--runtimes" in arguments)
+        assert (found.options, found.faults) == (wanted.options, wanted.faults)
