@@ -51,9 +51,9 @@ def encoded(*values):
     return msgspec.msgpack.encode(list(values))
 
 
-def plain_manifest(epoch, *, cluster="c", participant="p1", snapshot="", started_at=1, previous=""):
-    """A manifest of one participant without agents, to be signed: for tests of what lies under a manifest's key."""
-    member = ManifestMember(participant=participant, session=1, snapshot=snapshot or digest(b"one"), agents=())
+def plain_manifest(epoch, *, cluster="c", participant="p1", snapshot="", started_at=1, previous="", agents=()):
+    """A manifest of one participant, to be signed: for tests of what lies under a manifest's key."""
+    member = ManifestMember(participant=participant, session=1, snapshot=snapshot or digest(b"one"), agents=agents)
     return Manifest(
         cluster=cluster,
         epoch=epoch,

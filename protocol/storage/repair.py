@@ -92,7 +92,7 @@ def take_manifest_key(
         store.put(key, found)
     if digest(found) == sealed:
         return False
-    if _may_be_replaced(found, epoch, lambda theirs: {m.participant: m.snapshot for m in theirs.members} == snapshots):
+    if _may_be_replaced(found, epoch, snapshots):
         log.warning("%s is damaged and cannot be mended: the epoch is forsaken", key)
         store.replace(key, stone)
         store.put(key, stone)
@@ -133,10 +133,19 @@ def _manifest_damaged(found: bytes, wanted: bytes) -> bool:
     from protocol.documents import decode_manifest
 
     ours = decode_manifest(wanted)
-    return _may_be_replaced(found, ours.epoch, lambda theirs: theirs.members == ours.members)
+    return _may_be_replaced(found, ours.epoch, _snapshots(ours))
 
 
-def _may_be_replaced(found: bytes, epoch: int, ours: Callable[[Manifest], bool]) -> bool:
+def _snapshots(manifest: Manifest) -> dict[str, str]:
+    return {member.participant: member.snapshot for member in manifest.members}
+
+
+def _may_be_replaced(found: bytes, epoch: int, snapshots: Mapping[str, str]) -> bool:
+    """Whether these bytes are no whole manifest of another cut than that of these local snapshots.
+
+    The snapshots tell, and nothing else of a member: a manifest with ours and any other byte wrong is ours, and damaged. Where
+    the damage is in a snapshot's digest, the Merkle root says so.
+    """
     from protocol.documents import decode_manifest, merkle_root
 
     stone = decode_tombstone(found)
@@ -150,4 +159,4 @@ def _may_be_replaced(found: bytes, epoch: int, ours: Callable[[Manifest], bool])
         return False
     if theirs.epoch != epoch:
         return True  # an older block: no writer puts it under this key
-    return ours(theirs) or theirs.merkle_root != merkle_root(theirs.members, theirs.channels)
+    return _snapshots(theirs) == snapshots or theirs.merkle_root != merkle_root(theirs.members, theirs.channels)
