@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from protocol.digests import digest, manifest_key, pack_key, snapshot_key
-from protocol.errors import ObjectConflict, ObjectCorrupt, ObjectMissing, UnsupportedVersion
+from protocol.errors import ObjectConflict, ObjectCorrupt, ObjectMissing, StoreError, UnsupportedVersion
 from protocol.limits import MANIFEST_BYTES_MAX
 from protocol.ports import PutResult
 from protocol.tombstones import decode_tombstone, tombstone
@@ -36,7 +36,7 @@ def put_content(store: ObjectStore, key: str, data: bytes) -> PutResult:
 
     Raises:
         ObjectConflict: What lies there is what its name says, or these bytes are not.
-        StoreError: As `ObjectStore.put`.
+        StoreError: As `ObjectStore.put`; or what was written in place of damage is damaged, too. Another attempt may succeed.
     """
     return _put(store, key, data, lambda found: not _is_named(found, key) and _is_named(data, key))
 
@@ -47,7 +47,7 @@ def put_manifest(store: ObjectStore, key: str, data: bytes) -> PutResult:
     Raises:
         ObjectConflict: A whole manifest of other members lies there: the store is another cluster's, or of an earlier one of
             this name. Or the epoch was forsaken (`take_manifest_key`).
-        StoreError: As `ObjectStore.put`.
+        StoreError: As `put_content`.
     """
     return _put(store, key, data, lambda found: _manifest_damaged(found, data))
 
@@ -118,7 +118,11 @@ def _put(store: ObjectStore, key: str, data: bytes, damaged: Callable[[bytes], b
             raise
         log.warning("%s is damaged (%s, %d bytes): written anew", key, digest(found)[:19], len(found))
         store.replace(key, data)
-        store.put(key, data)  # a store that answered and did nothing is found out
+        try:
+            store.put(key, data)  # a store that answered and did nothing is found out
+        except ObjectConflict as conflict:
+            # Damaged again at once, or somebody was faster: the next attempt sees which, and only then is it a refusal.
+            raise StoreError("put", key, f"it was written anew, and still {conflict.reason}") from conflict
         return PutResult.CREATED
 
 

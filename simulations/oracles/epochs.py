@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from protocol.digests import digest, manifest_key
+from protocol.documents import decode_manifest
+from protocol.errors import ObjectCorrupt, UnsupportedVersion
 from protocol.tombstones import decode_tombstone
 from protocol.topology import Topology
 from simulations.oracles.membership import StartedWith
@@ -142,7 +144,8 @@ class EpochHistory:
         why = record.abort
         if why is None or not (why.cause and why.phase):
             raise Violation("P4", f"epoch {number} is forsaken without phase and cause")
-        if why.phase == "manifest" and number not in self._cluster.rotten_reads and "forsaken" not in why.cause:
+        damaged = number in self._cluster.rotten_reads or _is_of_later_format(store.durable(key))
+        if why.phase == "manifest" and not damaged and "forsaken" not in why.cause:
             raise Violation("P4", f"epoch {number} is forsaken although all that was read is right: {why.cause}")
         self.states[number] = "aborted"
         self.forsaken[number] = None
@@ -252,3 +255,14 @@ class EpochHistory:
         """A participant was told how an epoch ended."""
         if self.states.get(number) != how:
             raise Violation("I11", f"{name} hears that epoch {number} is {how}; it is {self.states.get(number)}")
+
+
+def _is_of_later_format(data: bytes | None) -> bool:
+    """A flipped bit can have made it one, and what a later build has written is not for this one to judge."""
+    try:
+        decode_manifest(data or b"")
+    except UnsupportedVersion:
+        return True
+    except ObjectCorrupt:
+        pass
+    return False

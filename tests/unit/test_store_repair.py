@@ -4,7 +4,7 @@ import pytest
 
 from protocol.digests import digest, manifest_key, pack_key, snapshot_key
 from protocol.documents import sign_manifest
-from protocol.errors import ObjectConflict
+from protocol.errors import ObjectConflict, StoreError
 from protocol.ids import ClusterName
 from protocol.keys import ClusterKeys
 from protocol.limits import MIB
@@ -61,15 +61,27 @@ def test_at_no_moment_of_a_repair_is_there_nothing(store, put):
     assert all(there for _, there in seen)
 
 
-def test_a_repair_that_a_store_answers_and_does_not_do_is_a_conflict_and_no_success():
-    class Forgetful(MemoryStore):
-        def replace(self, key, data):
-            """Answered, not done."""
+@pytest.mark.parametrize("put", [put_content, put_manifest])
+def test_a_repair_that_comes_to_nothing_is_to_be_tried_again_and_is_no_success(put):
+    """A store that answers and does nothing, or whose next object is damaged as well. No refusal: the key is nobody else's."""
 
-    forgetful = Forgetful(ClusterName("c"))
-    forgetful.replace_for_test(manifest_key(7), b"damaged")
-    with pytest.raises(ObjectConflict):
-        put_manifest(forgetful, manifest_key(7), manifest())
+    class Bad(MemoryStore):
+        bad = 2
+
+        def replace(self, key, data):
+            super().replace(key, data if self.bad == 0 else b"damaged again")
+            self.bad = max(0, self.bad - 1)
+
+    right = DATA if put is put_content else manifest()
+    key = pack_key(digest(right)) if put is put_content else manifest_key(7)
+    bad = Bad(ClusterName("c"))
+    bad.replace_for_test(key, b"damaged")
+    for _ in range(2):
+        with pytest.raises(StoreError, match="written anew, and still holds 13 other bytes") as caught:
+            put(bad, key, right)
+        assert not isinstance(caught.value, ObjectConflict)
+    assert put(bad, key, right) is PutResult.CREATED
+    assert bad.get(key, size_max=MIB) == right
 
 
 def test_wrong_bytes_never_take_the_place_of_damaged_ones(store):
