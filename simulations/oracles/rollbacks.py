@@ -42,6 +42,8 @@ class Rollbacks:
         """Incarnation -> epoch."""
         self._lives: dict[tuple[str, int], int] = {}
         """(participant, incarnation) -> session that entered it by a restore order."""
+        self._members: dict[int, frozenset[str]] = {}
+        """Incarnation -> who is restored into it; asked, never iterated."""
         self._begun: set[int] = set()
         """Incarnations in which somebody runs; asked, never iterated."""
 
@@ -64,6 +66,7 @@ class Rollbacks:
         if order.incarnation not in self._bases:
             self.count += 1
         base = self._bases.setdefault(order.incarnation, order.epoch)
+        self._members[order.incarnation] = frozenset(member.id for member in order.members)
         if base != order.epoch:
             raise Violation("I28", f"incarnation {order.incarnation} begins from epoch {base} and from {order.epoch}")
         if order.epoch and cluster.oracles.history.states.get(order.epoch) != "committed":
@@ -107,6 +110,8 @@ class Rollbacks:
         total = 0
         here: list[str] = []
         for member in topology.members:
+            if member.id not in self._members[incarnation]:
+                continue  # it joined since, before anybody was told to run
             other = cluster.ghost.lives.get(member.session)
             if other is None or other.incarnation != incarnation or not other.is_restored:
                 raise Violation(
