@@ -188,13 +188,27 @@ def _document(totals: Totals, took: float, missing: list[str], *, interrupted: b
     }
 
 
+RAREST: Final = 5
+"""Rare states that are named; `--json` has all of them, with the faults, hundreds by now."""
+
+
+def _counted(totals: Totals) -> str:
+    rarest = sorted(totals.probes.items(), key=lambda named: (named[1], named[0]))[:RAREST]
+    named = f"; rarest: {', '.join(f'{name} {count}' for name, count in rarest)}" if rarest else ""
+    kinds = {kind: count for kind, count in totals.fired.items() if " " not in kind}
+    points = len(totals.fired) - len(kinds)
+    return (
+        f"faults that fired: {sum(kinds.values()):,} of {len(kinds)} kinds; crashes at {points} named points\n"
+        f"rare states reached: {len(totals.probes)}{named} (seeds; --json counts them all)"
+    )
+
+
 def _tell(totals: Totals, took: float, missing: list[str], save: Path | None, how: _How) -> None:
     click.echo(
         f"{totals.seeds} seeds in {took:.1f} s: {totals.seeds / took:.1f} seeds/s, {totals.events / took:,.0f} events/s, "
         f"{totals.virtual_ns / 1e9 / took:.0f} virtual s/s\n"
         f"epochs: {totals.commits} committed, {totals.aborts} aborted; {totals.recorded} messages in flight at cuts\n"
-        f"faults that fired: {', '.join(f'{kind} {count}' for kind, count in sorted(totals.fired.items())) or 'none'}\n"
-        f"probes reached (seeds): {', '.join(f'{name} {count}' for name, count in sorted(totals.probes.items())) or 'none'}\n"
+        f"{_counted(totals)}\n"
         f"digest over all runs: {totals.digest}"
     )
     if missing:
