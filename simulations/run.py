@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
+from simulations.carrying import LOAD_MAX, load
 from simulations.cluster import SimulatedCluster
 from simulations.faults import Injector
 from simulations.forking import options_of_fork, run_fork
@@ -178,7 +179,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     cluster.heal()
     demand_all_members(cluster)
     demand_ends(cluster)
-    if what.options.recording_bytes_max >= RECORDING_ENOUGH:
+    if what.options.recording_bytes_max >= RECORDING_ENOUGH and load(what.options) <= LOAD_MAX:
         # Where agents come to rest, one more is demanded of them then.
         demand_commits(cluster, 1 if cluster.workload.comes_to_rest else 2)
     cluster.workload.demand(cluster)

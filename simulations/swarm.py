@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from participant.packing import PIECE_BYTES
 from protocol.limits import KIB, PACK_TARGET_BYTES, SEGMENT_TARGET_BYTES
+from simulations.carrying import slow_down
 from simulations.faults import (
     DRIVERS_ONLY,
     KINDS,
@@ -166,6 +167,7 @@ def draw_options(seed: int, workload: str | None = None) -> Options:
     _draw_size(options, stream(seed, "size"))
     options.workload = workload or options.workload
     fit_workload(options)
+    slow_down(options)
     return options
 
 
@@ -261,7 +263,7 @@ def _draw_knobs(options: Options, random: Prng) -> None:
         # One of many puts is always a straggler: an epoch has to outlast the slowest.
         options.deadline_ns = max(options.deadline_ns, SECOND + 50 * options.store_ns)
     if random.chance(often, 6) and options.latency_ns + options.jitter_ns < 10 * MS and options.burst <= 3:
-        # One frame at a time: only where a round trip is short enough for what agents make.
+        # One frame at a time: only where a round trip is short enough. Agents say less there, if need be (`slow_down`).
         options.window_bytes = random.pick((1, 300, 5000))
 
 
@@ -442,6 +444,7 @@ def draw_run(
             options.elsewhere, options.takeover_ns, options.spares = False, 0, 0
     if turns:
         for_turns(options)
+    slow_down(options)  # what was drawn anew since may say more
     return Run(options=options, faults=draw_faults(options))
 
 

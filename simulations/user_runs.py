@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from protocol.limits import CHANNEL_WINDOW_BYTES
 from simulations.faults import POINTS
 from simulations.options import TOPOLOGIES, Fault, Run
 from simulations.prng import log_uniform, stream
@@ -48,6 +49,7 @@ def draw(
     options.workload, options.topology = "user", plan.topology
     if plan.topology == ANY:
         options.topology = stream(seed, "user topology").pick(TOPOLOGIES)
+    options.window_bytes = CHANNEL_WINDOW_BYTES  # nobody knows how much they say
     options.nodes = len(plan.groups)
     options.steps_max = steps
     options.faults_ns = log_uniform(random, 4 * SECOND, 8 * SECOND)

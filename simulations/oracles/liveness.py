@@ -1,13 +1,14 @@
 """L1, L2, L3: in a healed world everybody comes together, every epoch ends, and new ones commit.
 
 The bounds are sums of what the parts are allowed to take: a lease until a lost member is noticed, a deadline for an epoch, two
-intervals, and reconnects. They are generous on purpose: what never happens passes every bound.
+intervals, reconnects, and what is queued already. They are generous on purpose: what never happens passes every bound.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from simulations.carrying import drained_ns
 from simulations.violations import LivenessViolation
 from simulations.world import SECOND
 
@@ -52,7 +53,9 @@ def demand_ends(cluster: SimulatedCluster) -> None:
 
 
 def demand_commits(cluster: SimulatedCluster, count: int) -> None:
-    """L2: epochs that start from now on commit, within two intervals and an epoch's time each.
+    """L2: epochs that start from now on commit, within two intervals and an epoch's time each, once markers come through.
+
+    A marker waits behind what was said before it, also while somebody was away: as long as channels take to carry that.
 
     Raises:
         LivenessViolation: They do not.
@@ -62,6 +65,7 @@ def demand_commits(cluster: SimulatedCluster, count: int) -> None:
     newest = max(history.states, default=0)
     before = history.commits
     each = 2 * options.interval_ns + options.pause_ns + options.deadline_ns + 5 * SECOND
+    bound = (count + 1) * each + drained_ns(options, _queued(cluster))
 
     def committed() -> bool:
         if history.commits - before < count:
@@ -72,7 +76,7 @@ def demand_commits(cluster: SimulatedCluster, count: int) -> None:
             >= count
         )
 
-    if not cluster.world.run(cluster.world.now + (count + 1) * each, until=committed):
+    if not cluster.world.run(cluster.world.now + bound, until=committed):
         recent = [f"{number} {state}" for number, state in list(history.states.items())[-4:]]
         raise LivenessViolation(
             "L2", f"no new epoch commits in a healed cluster; newest: {recent}; {_describe(cluster)}"
@@ -93,6 +97,12 @@ def demand_quiet(cluster: SimulatedCluster) -> None:
         for stream in life.ghost.incoming.values():
             if stream.delivered != len(stream.sent):
                 raise LivenessViolation("I6", f"{stream}: {stream.delivered} of {len(stream.sent)} messages arrived")
+
+
+def _queued(cluster: SimulatedCluster) -> int:
+    """Messages that some channel has still to bring, the busiest one; as the ghost log knows them."""
+    streams = (stream for life in cluster.lives.values() for stream in life.ghost.incoming.values())
+    return max((len(stream.sent) - stream.delivered for stream in streams), default=0)
 
 
 def _describe(cluster: SimulatedCluster) -> str:

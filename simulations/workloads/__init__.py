@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from simulations.workloads.bank import Bank
+from simulations.workloads.base import Workload
 from simulations.workloads.conversation import Conversation
 from simulations.workloads.growth import Growth
 from simulations.workloads.hot_spot import HotSpot
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from simulations.options import Options
-    from simulations.workloads.base import Workload
 
     MakeWorkload = Callable[[Options, dict[str, tuple[str, ...]]], Workload]
 
@@ -28,13 +28,20 @@ def workload_of(options: Options, targets: dict[str, tuple[str, ...]]) -> Worklo
         options: Of the run.
         targets: Participant -> participants that it may send to.
     """
-    kinds: dict[str, type[Workload]] = {
-        "bank": Bank,
-        "ring": Ring,
-        "pipeline": Pipeline,
-        "conversation": Conversation,
-        "growth": Growth,
-        "hot-spot": HotSpot,
-        "orders": Orders,
-    }
-    return kinds[options.workload](options, targets)
+    return _KINDS[options.workload](options, targets)
+
+
+def kind_of(options: Options) -> type[Workload]:
+    """What the agents of a world do; of users' agents nothing is known."""
+    return _KINDS.get(options.workload, Workload)
+
+
+_KINDS: Final[dict[str, type[Workload]]] = {
+    "bank": Bank,
+    "ring": Ring,
+    "pipeline": Pipeline,
+    "conversation": Conversation,
+    "growth": Growth,
+    "hot-spot": HotSpot,
+    "orders": Orders,
+}

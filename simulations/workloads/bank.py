@@ -11,10 +11,17 @@ from simulations.names import Names, first_of
 from simulations.workloads.base import Switch, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from protocol.messages import Envelope
+    from simulations.options import Options
 
 START: int = 1000
 ACCOUNTS: int = 2
+PASSED_ON: int = 4
+"""One transfer in so many is passed on at once."""
+_ROUNDS: int = 12
+"""What is passed on, and on again: after so many nothing is left of it."""
 _MASK = (1 << 64) - 1
 
 
@@ -74,7 +81,7 @@ class Account(Agent, kind="account"):
     def on_transfer(self, ctx: Context, transfer: Transfer) -> None:
         """Take what arrives."""
         self.balance += transfer.amount
-        if self._switch.on and self._draw(4) == 0:
+        if self._switch.on and self._draw(PASSED_ON) == 0:
             self._pay(ctx)
 
 
@@ -84,6 +91,20 @@ class Bank(Workload):
     messages: ClassVar[tuple[type, ...]] = (Transfer, Move)
 
     kinds: ClassVar[tuple[type[Agent], ...]] = (Account,)
+    item_bytes: ClassVar[int] = 100
+
+    @classmethod
+    def says(cls, options: Options, targets: Mapping[str, tuple[str, ...]]) -> float:
+        """Each account its moves, and one in `PASSED_ON` of what arrives; to each partner alike."""
+        partners = {name: ACCOUNTS * (1 + len(others)) - 1 for name, others in targets.items()}
+        spent = dict.fromkeys(targets, float(ACCOUNTS * options.burst))
+        for _ in range(_ROUNDS):
+            arrives = {name: spent[name] * (ACCOUNTS - 1) / partners[name] for name in targets}
+            for name, others in targets.items():
+                for other in others:
+                    arrives[other] += spent[name] * ACCOUNTS / partners[name]
+            spent = {name: ACCOUNTS * options.burst + arrives[name] / PASSED_ON for name in targets}
+        return max((spent[name] * ACCOUNTS / partners[name] for name in targets if targets[name]), default=0)
 
     def agents(self, participant: str) -> list[Agent]:
         """Accounts that know those of the targets, and each other."""

@@ -16,6 +16,8 @@ from simulations.turns import TurnClock
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from participant.agent import Agent
     from participant.failure import DeadLettered, Stopped
     from participant.machine_events import DeadLetter
@@ -52,12 +54,22 @@ class Workload(ABC):
     """Agents that others may take; empty: none (`Options.elsewhere`)."""
     comes_to_rest: ClassVar[bool] = True
     """Once the switch is off, nothing begins any more."""
+    item_bytes: ClassVar[int] = 1000
+    """Of a message of it in a channel: of its large ones, about."""
 
     def __init__(self, options: Options, targets: dict[str, tuple[str, ...]]) -> None:
         self.options = options
         self.targets = targets
         self.switch = Switch()
         self.names = Names()
+
+    @classmethod
+    def says(cls, options: Options, targets: Mapping[str, tuple[str, ...]]) -> float:
+        """Messages that its busiest channel is given in each tick, on average, however many are queued there.
+
+        0: agents wait for answers before they say more, or have little to say in all.
+        """
+        return 0
 
     @abstractmethod
     def agents(self, participant: str) -> list[Agent]:

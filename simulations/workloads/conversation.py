@@ -25,7 +25,7 @@ from simulations.workloads.awaited import AwaitedWorkload
 from simulations.world import MS, SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from protocol.messages import Envelope
     from protocol.reading import EpochReader
@@ -262,6 +262,12 @@ class Conversation(AwaitedWorkload):
     """A talker on each participant, two on one that has nobody to talk to."""
 
     messages: ClassVar[tuple[type, ...]] = (Hello, Said, Approved, Lecture)
+    item_bytes: ClassVar[int] = 200
+
+    @classmethod
+    def says(cls, options: Options, targets: Mapping[str, tuple[str, ...]]) -> float:
+        """A lecturer's next sentence; in a talk there is one on its way."""
+        return 1
 
     def __init__(self, options: Options, targets: dict[str, tuple[str, ...]]) -> None:
         super().__init__(options, targets)

@@ -22,6 +22,8 @@ from simulations.oracles.growth import GrowthLedger
 from simulations.workloads.base import Switch, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from protocol.messages import Envelope
     from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 ENTRY_OVERHEAD: Final = 24
 """Bytes that an entry takes beside its key and value, at most."""
+SHARED: Final = 3
+"""One new entry in so many is for somebody else, too."""
 LINE: Final = 40
 IMAGE: Final = 6_000
 
@@ -96,9 +100,9 @@ class Archive(Agent, kind="archive"):
             return
         for _ in range(self._burst):
             key, data = self._add()
-            if self._others and self.number % 3 == 0:
+            if self._others and self.number % SHARED == 0:
                 self.given -= 1
-                ctx.send(f"archive/{self._others[self.number // 3 % len(self._others)]}", Share(key, data))
+                ctx.send(f"archive/{self._others[self.number // SHARED % len(self._others)]}", Share(key, data))
         step = self.number // self._burst
         keys = list(self.entries)
         old = keys[step * 7 % len(keys)]
@@ -151,6 +155,12 @@ class Growth(Workload):
     """An archive on each participant."""
 
     messages: ClassVar[tuple[type, ...]] = (Share, Grow)
+    item_bytes: ClassVar[int] = 3200
+
+    @classmethod
+    def says(cls, options: Options, targets: Mapping[str, tuple[str, ...]]) -> float:
+        """Of what an archive adds, one in `SHARED` to one target after the other."""
+        return max((options.burst / SHARED / len(others) for others in targets.values() if others), default=0)
 
     def __init__(self, options: Options, targets: dict[str, tuple[str, ...]]) -> None:
         super().__init__(options, targets)

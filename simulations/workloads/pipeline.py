@@ -17,9 +17,12 @@ from simulations.oracles.arrival import arrived, check_arrival
 from simulations.workloads.base import Switch, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from protocol.messages import Envelope
     from protocol.reading import EpochReader
     from simulations.cluster import SimulatedCluster
+    from simulations.options import Options
 
 MAGIC = 0x434C4541
 
@@ -108,6 +111,12 @@ class Pipeline(Workload):
     messages: ClassVar[tuple[type, ...]] = (Parcel, Emit)
 
     kinds: ClassVar[tuple[type[Agent], ...]] = (Source, Sink)
+    item_bytes: ClassVar[int] = 450
+
+    @classmethod
+    def says(cls, options: Options, targets: Mapping[str, tuple[str, ...]]) -> float:
+        """Each source so many to each of its sinks."""
+        return options.burst
 
     def agents(self, participant: str) -> list[Agent]:
         """A source, and a sink."""
