@@ -259,7 +259,8 @@ class SimulatedCluster:
     def _gone(self, life: ParticipantLife, reason: str) -> None:
         self.participant_deaths += 1
         self._over(life, reason)
-        self.disk_of(life.name).machine_stopped()
+        if self.disk_of(life.name).stops_with_its_process():
+            self.stop_machine(life.name)
         self.store.died(life.name)
 
     def _over(self, life: ParticipantLife, reason: str) -> None:
@@ -289,6 +290,13 @@ class SimulatedCluster:
         if twin.alive:
             self.probes.hit("twin.killed")
             self._over(twin, "reset by peer")
+
+    def stop_machine(self, name: str) -> None:
+        """A participant's process has ended with its machine: so has one that was frozen there, whose place it had taken."""
+        for twin in self.frozen:
+            if twin.name == name:
+                self._kill_twin(twin)
+        self.disk_of(name).machine_stopped()
 
     def orders_seen(self, life: ParticipantLife, message: ToParticipant) -> None:
         """A life was told something: kept, so that orders can come to the next one as if they had waited in a queue."""
@@ -362,6 +370,7 @@ class SimulatedCluster:
         """Everything is on one machine, and its power fails."""
         for name in self.participants:
             self.crash_participant(name, restart_ns)
+            self.stop_machine(name)
         for name in self.log.names:
             self.crash_coordinator(name, restart_ns)
         if not self.store.power_cut():

@@ -669,10 +669,12 @@ def _crash_together(cluster: SimulatedCluster, fault: Fault, injector: Injector)
 
 def _lose_local(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
     """A participant dies, and its disk comes back without what `rate` says (`LocalDisk.lose`)."""
-    crashed = cluster.crash_participant(fault.who, fault.for_ns)
+    if not cluster.crash_participant(fault.who, fault.for_ns):
+        return False
+    cluster.stop_machine(fault.who)  # no process goes on with files of a disk that comes back as another one
     # Where it holds more than turns, only those can be done without: an effect that nobody remembers is done again.
     how = fault.rate % 4 or int(cluster.workload.outside_world)
-    return crashed and cluster.disk_of(fault.who).lose(how, log=LOG_NAME)
+    return cluster.disk_of(fault.who).lose(how, log=LOG_NAME)
 
 
 def _rot_local(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:

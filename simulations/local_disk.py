@@ -2,7 +2,8 @@
 
 `LocalDisk` outlives the participant's lives; each life has a `SimulatedFolder`, which is to the product what its
 `participant.runtime.log_files.LocalFolder` is. When a process ends, its machine may have lost power: then only what was
-synced is there for the next life. `FolderOfLife` dies with its process: no thread of a process that was killed goes on writing.
+synced is there for the next life, and a frozen process of the same name is gone, too. `FolderOfLife` dies with its process:
+no thread of a process that was killed goes on writing.
 """
 
 from __future__ import annotations
@@ -62,11 +63,14 @@ class LocalDisk:
         self._taken_over(self.participant, life.incarnation)
         return self.takings
 
+    def stops_with_its_process(self) -> bool:
+        """A process has ended: whether its machine has, too. There is nothing to lose before there are logs."""
+        return bool(self.logs) and self._random.chance(1, 2)
+
     def machine_stopped(self) -> None:
-        """A process has ended, by itself or with its machine."""
-        if self.logs and self._random.chance(1, 2):
-            for files in self.logs.values():
-                files.lose_power()
+        """The power is gone. No process that writes here may live on: it would go on at the end of files that have shrunk."""
+        for files in self.logs.values():
+            files.lose_power()
 
     def set_aside(self, log: str, *, without: str) -> None:
         """A log is renamed, and a file beside it deleted, durably."""

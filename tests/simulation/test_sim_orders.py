@@ -6,12 +6,16 @@ import pytest
 
 from participant.runtime.log_files import Life
 from protocol.errors import FencedError
+from simulations.cluster import SimulatedCluster
 from simulations.faults import OUTSIDE_POINTS
 from simulations.local_disk import LocalDisk, SimulatedFolder
-from simulations.options import Fault, Run
+from simulations.options import Fault, Options, Run
+from simulations.outside import Bank, BankFailed
 from simulations.prng import stream
 from simulations.run import run
 from simulations.swarm import draw_run
+from simulations.trace import Trace
+from simulations.violations import Violation
 from simulations.world import MS, SECOND
 
 pytestmark = [pytest.mark.slow, pytest.mark.simulation, pytest.mark.timeout(300)]
@@ -97,6 +101,47 @@ def test_a_machine_that_stops_keeps_what_was_synced():
     files.append("a", b"synced")
     files.sync("a")
     files.append("a", b"lost, or a part of it")
-    for _ in range(8):
-        disk.machine_stopped()
-        assert files.read("a").startswith(b"headersynced")
+    disk.machine_stopped()
+    assert files.read("a").startswith(b"headersynced")
+
+
+def test_a_machine_that_stops_takes_the_frozen_process_on_it_too():
+    """It would write on behind what the power took, and what it had been told is durable would be gone: charged twice."""
+    cluster = SimulatedCluster(Options(seed=1, nodes=2, recovery=True), Trace())
+    frozen = {}
+    for name in cluster.participants:
+        cluster.start_participant(name)
+        frozen[name] = cluster.lives.pop(name)
+        frozen[name].suspend()
+        cluster.frozen.append(frozen[name])
+    cluster.stop_machine("p1")
+    assert [life.alive for life in frozen.values()] == [False, True]
+    frozen["p1"].resume()
+    assert not frozen["p1"].alive
+
+
+def test_the_bank_notices_an_order_that_is_charged_twice_whatever_its_token():
+    for second, forgiving in (("t1", False), ("t2", False), ("t2", True)):
+        bank = Bank()
+        bank.charge("o1", 5, "t1", sent=1, at=2, forgiving=False)
+        with pytest.raises(Violation, match="order o1 is charged at"):
+            bank.charge("o1", 5, second, sent=3, at=4, forgiving=forgiving)
+
+
+def test_the_counter_that_forgives_takes_a_charge_with_its_token_again_and_no_other():
+    bank = Bank()
+    result = bank.charge("o1", 5, "t1", sent=1, at=2, forgiving=True)
+    assert bank.charge("o1", 5, "t1", sent=3, at=4, forgiving=True) == result
+    assert (bank.repeated, len(bank.charges)) == (1, 1)
+    with pytest.raises(Violation, match="token t1 charges o1, and now o2"):
+        bank.charge("o2", 5, "t1", sent=5, at=6, forgiving=True)
+
+
+def test_a_charge_of_which_somebody_was_told_that_it_did_not_happen_does_not_arrive_later():
+    bank = Bank()
+    assert bank.find("t1", at=3) is None
+    with pytest.raises(BankFailed):
+        bank.charge("o1", 5, "t1", sent=2, at=4, forgiving=False)
+    assert bank.find("t1", at=5) is None
+    bank.charge("o1", 5, "t1", sent=6, at=7, forgiving=False)
+    assert bank.find("t1", at=8) is not None
