@@ -266,6 +266,7 @@ class Frozen:
         topology: int,
         outgoing: Sequence[OutgoingCut],
         channels: Sequence[RecordedChannel],
+        ledger: str = "",
         build: str = "",
     ) -> LocalSnapshot:
         """The object that the report names, after `channel_slices` is through."""
@@ -299,6 +300,7 @@ class Frozen:
             state_bytes=self.state_bytes,
             input_position=self.input_position or msgspec.UNSET,
             input_tokens=tuple(chunk.ref() for chunk in self.token_chunks) or msgspec.UNSET,
+            ledger=ledger or msgspec.UNSET,
             build=build,
         )
 
@@ -413,6 +415,8 @@ class Frozen:
             questions=self._refs(questions),
             questions_count=len(agent.questions),
             was=host.lineage if host.lineage != host.id else "",
+            # Between two restores, which drop all cuts, it does not change.
+            ledgers=tuple(sorted(host.unheard)) if host.unheard else (),
         )
 
     def _many_refs(self, chunks: Sequence[Chunk]) -> Generator[None, None, tuple[ChunkRef, ...]]:

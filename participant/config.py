@@ -63,6 +63,10 @@ class ParticipantConfig:
     agents that may have to leave a lost disk behind, or go to other participants; nothing: a log in `local`, if there is one. An
     agent that comes from elsewhere has then done what is not known here: its steps are resolved first, or in doubt. Not shown,
     since it may hold a password."""
+    settled_ledgers: tuple[str, ...] = ()
+    """Effect ledgers of lost disks and former hosts that nobody need ask for any more: somebody has seen to it that what was
+    done there is known, or does not matter. By the names that steps in doubt say; without it, such an agent's steps are resolved or
+    in doubt for good."""
     ca_file: str | None = None
     """The authority that coordinators' ``https://`` certificates are checked against (``tls/ca.pem`` of ``cleancut keys
     init``); None: what this machine trusts."""
@@ -112,6 +116,8 @@ class ParticipantConfig:
             raise ConfigError("store", "missing: file:/path, the same for all parts of the cluster")
         if isinstance(self.effects, str) and self.effects and not self.effects.startswith(("redis://", "rediss://")):
             raise ConfigError("effects", f"{_without_password(self.effects)!a} is no redis://host:port")
+        if not isinstance(self.settled_ledgers, tuple | list):
+            raise ConfigError("settled_ledgers", f"{self.settled_ledgers!a} is no tuple of names")
         if self.durability not in ("epoch", "turn"):
             raise ConfigError("durability", f"{self.durability!a} is none of epoch, turn")
         if self.durability == "turn" and self.local is None:

@@ -28,6 +28,7 @@ from blake3 import blake3
 
 from participant.agent import Agent, Handler
 from participant.context import Context, encode_envelope
+from participant.effects.reach import added
 from participant.failure import DeadLettered, FailureOutcome, Parked, RetryAfter, Stopped, decide, describe
 from participant.migrations import upgraded
 from participant.restoring import RESTORED_TYPE, Restoration, restored_message
@@ -306,7 +307,6 @@ class AgentHost:
         "journals",
         "lineage",
         "mailbox",
-        "origins",
         "outputs",
         "parked",
         "questions",
@@ -318,6 +318,7 @@ class AgentHost:
         "timers",
         "turn",
         "turns",
+        "unheard",
         "wait_until",
         "whole",
     )
@@ -347,9 +348,8 @@ class AgentHost:
         self.lineage: str = self.id
         """What positions of its turns are named after: its id, or the one that it had before a restore renamed it."""
         self.id_bytes = self.id.encode()
-        self.origins: dict[str, int] = {}
-        """Participants whose local snapshots this life of the agent came from, each with its session then: what the agent did
-        after those, it did there."""
+        self.unheard: dict[str, None] = {}
+        """Effect ledgers that may hold what the agent has done, and that the one at hand does not cover (`effects.reach`)."""
         self.outputs: dict[int, Output] = {}
         """Outputs that are not known to have reached their sink, by the number that the outbox gave them, ascending."""
         self.sinks: Container[str] = ()
@@ -408,9 +408,9 @@ class AgentHost:
         self.lineage = lineage
         self.id_bytes = lineage.encode()
 
-    def came_from(self, participant: str, session: int) -> None:
-        """The state is of that participant's local snapshot, taken in that session."""
-        self.origins[participant] = min(session, self.origins.get(participant, session))
+    def has_done(self, ledgers: Iterable[str]) -> None:
+        """These effect ledgers, which are not at hand, may hold what the agent has done."""
+        self.unheard = added(self.unheard, ledgers)
 
     def deliver(self, envelope: Envelope, data: bytes) -> None:
         """Put a message at the end of the mailbox. Drivers may append to `mailbox` themselves."""

@@ -174,6 +174,8 @@ FORSAKE_REFUSALS_MIN: Final = 3
 """And not before its parts were found so this often, one after the other."""
 EFFECTS_MAX: Final = 1_000_000
 """Entries of one effect ledger: half a gigabyte. They go with the epochs that could bring their positions back."""
+LEDGERS_CARRIED_MAX: Final = 64
+"""Effect ledgers that are remembered of one agent by name: each is a lost disk or a host that it has left. More are one name for all."""
 EFFECT_RESULT_BYTES_MAX: Final = 1 * MIB
 """One step's result, or one answer. Larger things belong into a store, with a reference in the result."""
 EFFECT_SHOWN_CHARS_MAX: Final = 1_000

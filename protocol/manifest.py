@@ -31,6 +31,7 @@ MaybeDigest: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(b3:[0-9a-f]{64
 Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Number: TypeAlias = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=4096)]
+LedgerName: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 Shape: TypeAlias = Annotated[str, msgspec.Meta(pattern=r"\A(value|keyed|whole)\Z")]
 
 
@@ -91,6 +92,9 @@ class AgentSnapshot(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     questions_count: Count = 0
     was: MaybeAgentName = ""
     """The name that positions of its turns are named after, where a restore has given it another one; "": its own."""
+    ledgers: tuple[LedgerName, ...] = ()
+    """Effect ledgers that may hold what it has done, other than the one in `LocalSnapshot.ledger`: of hosts that it has left, and of
+    disks that were lost (`participant.effects.reach`). Sorted."""
 
 
 class OutgoingCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -151,6 +155,9 @@ class LocalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: tuple[ChunkRef, ...] | msgspec.UnsetType = msgspec.UNSET
     """Each chunk is one msgpack array of ``[hash, digest]``: tokens of outside input whose effects are in this cut, the newest of
     them, oldest first. Whoever takes an agent over from here knows by them what has been taken. Unset: none."""
+    ledger: LedgerName | msgspec.UnsetType = msgspec.UNSET
+    """The effect ledger that was at hand (`participant.effects.reach`): what the agents here have done since their own `ledgers`
+    is in it, and so is what they did after the cut. Unset: it is not known which one that was."""
     build: Text = ""
 
 

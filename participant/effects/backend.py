@@ -21,8 +21,9 @@ class EffectBackend(Protocol):
     Every method raises `FencedError` for a fencing token older than the newest one seen, `StoreError` when the place is broken
     for good, and `Unreachable` when it does not answer: whether it acted is unknown then, and asking again is right.
 
-    A ledger that is not everybody's has ``knows(participant, session) -> bool``, too: whether what that participant's agents
-    have done since a cut in that session is in it. Without it, it is.
+    A ledger that is not everybody's has ``ledger_name``, and ``covers(name) -> bool``, too: whether what may be in the ledger of
+    that name is in it (`participant.effects.reach`). Without it, it is. Blocking ``prepare()`` is called before either is asked,
+    and blocking ``came_late()`` before the first life of a folder has it, if earlier lives have run elsewhere.
     """
 
     shared: bool

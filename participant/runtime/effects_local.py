@@ -3,24 +3,31 @@
 A change is decided and applied in memory at once, and answered when it, and all before it, is durable. So two that race for
 one position are told the same, in the order in which they came.
 
-What it cannot do: follow an agent to another host, or survive its disk. For that there is Redis. It says so (`knows`): what may
+What it cannot do: follow an agent to another host, or survive its disk. For that there is Redis. It says so (`covers`): what may
 have been done elsewhere is found out by the step's resolver, or in doubt, and never done again in silence.
+
+Its name lies beside its segments, made once, so that it is lost with them. It is there before anything is done.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 from time import time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from participant.effects.backend import by_time
 from participant.effects.entries import State
 from participant.effects.ledger import EffectLedger, decode_changes, encode_change
+from participant.effects.reach import Reach
 from participant.logs.recovery import LogIdentity
-from participant.logs.segment import CorruptLog
+from participant.logs.segment import CorruptLog, ordinal_of
 from participant.runtime.durable_log import DurableLog
 from participant.runtime.group_commit import GroupCommit
-from participant.runtime.log_files import Life
+from participant.runtime.log_files import Life, store_error
 from protocol.errors import FencedError, StoreError
 from protocol.limits import EFFECTS_LOG_REWRITE_BYTES_MIN
 
@@ -33,6 +40,22 @@ if TYPE_CHECKING:
     from protocol.outputs import FencingToken
 
 LOG_NAME = "effects"
+NAME_FILE: Final = "name.json"
+LATE_FILE: Final = "late"
+"""Says that the participant had other folders before."""
+_NAME_BYTES: Final = 8
+
+
+class _Named(msgspec.Struct, frozen=True):
+    """The file beside the segments."""
+
+    id: str
+    """Hex digits."""
+    adopted: bool
+    """See `Reach.adopted`."""
+
+
+_decode_named = msgspec.json.Decoder(_Named).decode
 
 
 class LocalEffects:
@@ -63,8 +86,9 @@ class LocalEffects:
         self._life: Life | None = None
         self._opening = asyncio.Lock()
         self._participant = participant
-        self._began_in = 0
-        """Session that found no ledger here and began one; 0: there was one."""
+        self._reach: Reach | None = None
+        self._untouched = False
+        """No life has had the folder before."""
         self._live_bytes = 0
         """What counted when the log was last read or rewritten."""
 
@@ -87,8 +111,6 @@ class LocalEffects:
                 await asyncio.to_thread(self._folder.take_over, life)
                 files = await asyncio.to_thread(self._folder.files, LOG_NAME)
                 self._ledger, log = await asyncio.to_thread(_recovered, files, self._identity, self._folder)
-                if not self._ledger.fence.sessions:
-                    self._began_in = fence.session
                 log.begin(life)
                 self._live_bytes = sum(len(encode_change(change)) for change in self._ledger.dump())
                 self._group = GroupCommit(log)
@@ -97,9 +119,56 @@ class LocalEffects:
         if fenced is not None:
             await self._keep([fenced])
 
-    def knows(self, participant: str, session: int) -> bool:
-        """Whether what that participant's agents have done since a cut in that session is in this ledger."""
-        return participant == self._participant and self._began_in <= session
+    def prepare(self) -> None:
+        """Learn which ledger this is, or name it. Blocks.
+
+        Raises:
+            CorruptLog: Its name cannot be read.
+            StoreError: The system's error.
+        """
+        self._untouched = self._folder.highest() is None
+        files = self._folder.files(LOG_NAME)
+        try:
+            names = files.names()
+            if NAME_FILE not in names:
+                adopted = not self._untouched or any(ordinal_of(name) is not None for name in names)
+                named = _Named(secrets.token_hex(_NAME_BYTES), adopted)
+                # Else a twin was first, and it is the same ledger.
+                with contextlib.suppress(FileExistsError):
+                    files.create(NAME_FILE, msgspec.json.encode(named))
+            found = _decode_named(files.read(NAME_FILE))
+        except OSError as error:
+            raise store_error("open", files.where, error) from error
+        except msgspec.MsgspecError as error:
+            raise CorruptLog(f"{files.where}/{NAME_FILE}", 0, f"not what it must be: {error}") from None
+        name = f"{self._participant}/{found.id}"
+        self._reach = Reach(name, self._participant, adopted=found.adopted, late=LATE_FILE in names)
+
+    def came_late(self) -> None:
+        """Earlier lives of this participant may have run, and not with this folder if nobody has had it yet. Blocks.
+
+        Raises:
+            StoreError: The system's error.
+        """
+        reach = self._reach
+        if reach is None or reach.late or not self._untouched:
+            return
+        files = self._folder.files(LOG_NAME)
+        try:
+            with contextlib.suppress(FileExistsError):
+                files.create(LATE_FILE, b"")
+        except OSError as error:
+            raise store_error("put", files.where, error) from error
+        self._reach = reach._replace(late=True)
+
+    @property
+    def ledger_name(self) -> str:
+        """Its name, once it is prepared."""
+        return "" if self._reach is None else self._reach.name
+
+    def covers(self, ledger: str) -> bool:
+        """See `Reach.covers`."""
+        return self._reach is None or self._reach.covers(ledger)
 
     async def claim(self, entry: Entry, fence: FencingToken) -> Claimed | Known:
         """See `EffectBackend.claim`."""

@@ -27,6 +27,7 @@ import msgspec
 from participant.effects.backend import by_time
 from participant.effects.entries import Entry, Kind, State
 from participant.effects.ledger import Claimed, Known
+from participant.effects.reach import SHARED, covered_by_shared
 from protocol.errors import ConfigError, FencedError, LimitExceeded, Refused, StoreError, Unreachable, printable
 from protocol.limits import EFFECTS_MAX
 
@@ -152,6 +153,8 @@ class RedisEffects:
     """
 
     shared = True
+    ledger_name = SHARED
+    covers = staticmethod(covered_by_shared)
 
     def __init__(self, url: str, *, cluster: str) -> None:
         try:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar, ca
 import msgspec
 
 from participant.capture import Capturer
+from participant.effects.reach import unnamed
 from participant.loading import load_agent, read_agent, split_envelopes
 from participant.restoring import (
     Plan,
@@ -150,6 +151,7 @@ class Loader:
         clock: Clock,
         host_of: Callable[[str], AgentHost],
         fresh: Callable[[AgentHost, int], None],
+        covers: Callable[[str], bool] = lambda _: True,
         run: Callable[[Callable[[], Any]], Awaitable[Any]] = asyncio.to_thread,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         begin: Callable[[Coroutine[Any, Any, Any]], asyncio.Future[Any]] | None = asyncio.ensure_future,
@@ -166,6 +168,7 @@ class Loader:
             host_of: The host of an agent that is placed here, made if there is none; raises `RecoveryError` if its kind is
                 not known here.
             fresh: Makes an agent begin from its beginning; host, now.
+            covers: Whether what may be in the effect ledger of this name is in the one at hand.
             run: Blocking work on the store, elsewhere.
             sleep: Seconds.
             begin: Has work go on by itself; None: one thing after the other.
@@ -178,6 +181,7 @@ class Loader:
         self._clock = clock
         self._host_of = host_of
         self._fresh = fresh
+        self._covers = covers
         self._run = run
         self._sleep = sleep
         self._begin = begin
@@ -254,6 +258,7 @@ class Loader:
             for (_, snapshot), part in zip(batch, saved, strict=True):
                 host = self._host_of(snapshot.id)
                 host.descend(snapshot.was or snapshot.id)
+                self._note_ledgers(host, own.snapshot, snapshot)
                 host.load(
                     part.fields,
                     state_version=snapshot.state_version,
@@ -297,7 +302,7 @@ class Loader:
             mailbox = [renamed_bytes(data, renames, where) for data in mailbox]
             timers = [(left, renamed_bytes(data, renames, where)) for left, data in timers]
         host.descend(snapshot.was or snapshot.id)
-        host.came_from(source, sources.snapshots[source].session)
+        self._note_ledgers(host, sources.snapshots[source], snapshot)
         host.load(
             saved.fields,
             state_version=snapshot.state_version,
@@ -322,6 +327,11 @@ class Loader:
             was=snapshot.id if host.id != snapshot.id else "",
         )
         host.come_back(self._cluster, what, flying)
+
+    def _note_ledgers(self, host: AgentHost, part: LocalSnapshot, snapshot: AgentSnapshot) -> None:
+        """Effect ledgers that may hold what the agent has done, and are not at hand."""
+        at_hand = part.ledger or unnamed(part.participant, part.session)
+        host.has_done(name for name in (*snapshot.ledgers, at_hand) if not self._covers(name))
 
     # --- in threads ---------------------------------------------------------------------------------------------------
 

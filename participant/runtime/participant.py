@@ -29,6 +29,7 @@ from participant.config import ParticipantConfig, check_interpreter
 from participant.context import encode_envelope, too_long
 from participant.dry_run import FORKS_FOLDER, dry_run_sinks
 from participant.effects.entries import Entry, State
+from participant.effects.reach import NONE, covered_by_none
 from participant.events import (
     EpochAborted,
     EpochCommitted,
@@ -312,6 +313,8 @@ class Participant:
         if self.dry_run:
             self._sinks = await in_thread(dry_run_sinks, self._sinks, None if folder is None else folder.path)
         self._steps = self._make_steps(folder)
+        if self._steps is not None:
+            await asyncio.to_thread(self._steps.prepare)
         self._pump = Pump(self._hosts, clock=self._clock, sink=self, tasks=self._tasks, steps=self._steps)
         self._desk = ConsultDesk(
             self._hosts,
@@ -342,6 +345,7 @@ class Participant:
             clock=self._clock,
             tasks=self._tasks,
             sink=self,
+            ledger=self._ledger,
         )
         if folder is not None:
             self._intake = Intake(
@@ -369,6 +373,8 @@ class Participant:
             intake=self._intake,
             folder=folder,
             turns=self._turns,
+            covers=self._covers,
+            came_late=self._came_late,
             store=store,
             keys=keys,
             cluster=config.cluster_name,
@@ -605,6 +611,20 @@ class Participant:
             state = "has no effect ledger: give it local=... or effects=..." if self._started else "is not started"
             raise Refused("no-effects", f"{self.id} {state}")
         return self._steps
+
+    @property
+    def _ledger(self) -> str:
+        """What local snapshots call the effect ledger at hand."""
+        return NONE if self._steps is None else self._steps.ledger_name
+
+    def _covers(self, ledger: str) -> bool:
+        """Whether what may be in this effect ledger is in the one at hand, or nobody need ask for it."""
+        covers = covered_by_none if self._steps is None else self._steps.covers
+        return ledger in self.config.settled_ledgers or covers(ledger)
+
+    def _came_late(self) -> None:
+        if self._steps is not None:
+            self._steps.came_late()
 
     @property
     def dead_letters(self) -> tuple[DeadLettered, ...]:
@@ -1215,7 +1235,7 @@ class Participant:
         self._restorer.halt()
 
     def _persist_incarnation(self, effect: PersistIncarnation) -> None:
-        self._restorer.persist(effect.incarnation, self._machine.session)
+        self._restorer.persist(effect.incarnation, self._machine.session, returns=self._machine.restoring)
 
     def _restore_local(self, effect: RestoreLocal) -> None:
         self._restored_epoch = effect.order.epoch
@@ -1359,7 +1379,14 @@ class Participant:
         )
 
     def _make_keeper(self, folder: LocalFolder) -> TurnKeeper:
-        return TurnKeeper(folder, cluster=self.config.cluster, participant=self.id, sink=self, tasks=self._tasks)
+        return TurnKeeper(
+            folder,
+            cluster=self.config.cluster,
+            participant=self.id,
+            sink=self,
+            tasks=self._tasks,
+            ledger=self._ledger,
+        )
 
     def _open_folder(self) -> LocalFolder | None:
         """What earlier lives left on the disk. Blocks."""

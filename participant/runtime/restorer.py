@@ -10,6 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from participant.effects.reach import unnamed
 from participant.host import AgentHost
 from participant.machine_events import IncarnationPersisted, LocalNotRestored, LocalRestored
 from participant.runtime.loader import Beginning, Loader, failure_kind
@@ -70,6 +71,8 @@ class Restorer:
         intake: Intake | None,
         folder: LocalFolder | None,
         turns: TurnKeeper | None = None,
+        covers: Callable[[str], bool],
+        came_late: Callable[[], None],
         store: ObjectStore,
         keys: ClusterKeys,
         cluster: ClusterName,
@@ -91,6 +94,8 @@ class Restorer:
             outlet: Of their outputs.
             intake: Of outside input; None: nothing is kept of it.
             turns: Their log; None: turns are not logged.
+            covers: Whether what may be in the effect ledger of this name is in the one at hand.
+            came_late: Has the effect ledger note that earlier lives may have had another one; blocks.
             folder: Where the incarnation is kept; None: nowhere.
             store: Of the cluster.
             keys: Of the cluster.
@@ -111,6 +116,10 @@ class Restorer:
         self._intake = intake
         self._folder = folder
         self._turns = turns
+        self._covers = covers
+        self._came_late = came_late
+        self._began_here = False
+        """The agents began in this very process."""
         self._cluster = cluster
         self._participant = participant
         self._clock = clock
@@ -131,6 +140,7 @@ class Restorer:
             clock=clock,
             host_of=self._host_of,
             fresh=self._begin_again,
+            covers=covers,
         )
         self._loading: asyncio.Task[None] | None = None
         self._fresh = 0
@@ -164,6 +174,7 @@ class Restorer:
             loader=self._loader,
             load=self._load,
             start_fresh=lambda host, fresh: host.start_fresh(self._cluster, fresh),
+            covers=self._covers,
             allowed=allow_own_pickle() if self._allow_cloudpickle else None,
             now=self._clock.now,
         )
@@ -187,9 +198,16 @@ class Restorer:
             self._beginnings[host.id].load(host, now=self._clock.now(), allowed=allowed)
             host.turns = 0
 
-    def persist(self, incarnation: int, session: int) -> None:
-        """Put this life's incarnation onto the disk, and tell the machine."""
-        self._tasks.spawn(self._persist(Life(incarnation, session)), name=f"enter incarnation {incarnation}")
+    def persist(self, incarnation: int, session: int, *, returns: bool) -> None:
+        """Put this life's incarnation onto the disk, and tell the machine.
+
+        Args:
+            incarnation: That is entered.
+            session: Of this life.
+            returns: To restore agents: earlier lives of this participant may have run them.
+        """
+        late = returns and not self._began_here
+        self._tasks.spawn(self._persist(Life(incarnation, session), late=late), name=f"enter incarnation {incarnation}")
 
     def restore(self, order: Restore) -> None:
         """Load the order's epoch, and tell the machine."""
@@ -201,6 +219,7 @@ class Restorer:
     def start(self, member: Member) -> None:
         """The agents placed here are here from now on, fresh; for a participant that joins."""
         self._fresh = member.fresh
+        self._began_here = True
         wanted = frozenset(member.agents)
         self._be_here([host for host in self._hosts if host.id in wanted])
         for host in self._hosts:
@@ -213,9 +232,12 @@ class Restorer:
 
     # --- inside -------------------------------------------------------------------------------------------------------
 
-    async def _persist(self, life: Life) -> None:
+    async def _persist(self, life: Life, *, late: bool) -> None:
         assert self._folder is not None, "a number without a disk"
         try:
+            if late:
+                # Before the folder is anybody's: it says from then on that lives have had it.
+                await asyncio.to_thread(self._came_late)
             await asyncio.to_thread(self._folder.take_over, life)
             if self._intake is not None:
                 await self._intake.taken_over()
@@ -290,5 +312,6 @@ class Restorer:
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         self._beginnings[host.id].load(host, now=now, allowed=allowed)
         host.start_fresh(self._cluster, self._fresh)
-        if host.id in self._taken:
-            host.came_from("another participant", 0)
+        begun = unnamed("" if host.id in self._taken else self._participant, 0)
+        if not self._covers(begun):
+            host.has_done((begun,))

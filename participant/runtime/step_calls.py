@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from participant.effects.entries import Kind, State
 from participant.effects.ledger import Claimed
+from participant.effects.reach import shown
 from participant.failure import describe
 from participant.steps import (
     IN_STEP,
@@ -27,7 +28,7 @@ from protocol.errors import FencedError, Unsavable
 from protocol.failpoints import fp
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Collection
 
     from participant.context import Context
     from participant.effects.entries import Entry
@@ -54,7 +55,7 @@ class StepCaller:
         self.counts = dict.fromkeys(("steps_done", "steps_replayed", "steps_in_doubt", "steps_diverged"), 0)
 
     async def perform(
-        self, agent: str, context: Context, call: StepCall, token: str, *, elsewhere: str = ""
+        self, agent: str, context: Context, call: StepCall, token: str, *, unheard: Collection[str] = ()
     ) -> FinishedStep:
         """The step's end: of an earlier time, or of now.
 
@@ -63,7 +64,7 @@ class StepCaller:
             context: Of its turn.
             call: The step.
             token: Of its place.
-            elsewhere: Where it may have been done without this ledger's knowledge; "": nowhere.
+            unheard: Effect ledgers that may hold it, without this one's knowledge.
 
         Raises:
             Parking: Somebody outside has to decide.
@@ -72,7 +73,7 @@ class StepCaller:
         entry = self._ledger.new_entry(
             agent, context, Kind.STEP, call.name, call.ordinal, token, call.intent, call.shown
         )
-        unheard = bool(elsewhere) and not call.idempotent and await self._is_unheard(token)
+        doubtful = bool(unheard) and not call.idempotent and await self._is_new(token)
         fp("effect.before_claim")
         answer = await self._ledger.ask(lambda: self._ledger.backend.claim(entry, self._ledger.fence()))
         fp("effect.claimed")
@@ -92,15 +93,15 @@ class StepCaller:
             if not isinstance(found, bytes):
                 return found
             claim_id = found
-        elif unheard:
-            what = f"may have been done before: its agent was at {elsewhere}, whose effect ledger is not known here"
+        elif doubtful:
+            what = f"may have been done before: its agent was at {shown(unheard)}"
             found = await self._reconcile(agent, context, call, token, claim_id, what)
             if not isinstance(found, bytes):
                 return found
             claim_id = found
         return await self._attempts(agent, context, call, token, claim_id)
 
-    async def _is_unheard(self, token: str) -> bool:
+    async def _is_new(self, token: str) -> bool:
         return await self._ledger.ask(lambda: self._ledger.backend.entry(token)) is None
 
     async def _attempts(

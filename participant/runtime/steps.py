@@ -135,6 +135,36 @@ class StepRunner:
 
     # --- from the participant -----------------------------------------------------------------------------------------
 
+    def prepare(self) -> None:
+        """Have the effect ledger know its name. Blocks.
+
+        Raises:
+            StoreError: The disk does not work, or holds what it must not.
+        """
+        prepare = getattr(self.backend, "prepare", None)
+        if prepare is not None:
+            prepare()
+
+    def came_late(self) -> None:
+        """Earlier lives of this participant may have had another effect ledger. Blocks.
+
+        Raises:
+            StoreError: The disk does not work.
+        """
+        came_late = getattr(self.backend, "came_late", None)
+        if came_late is not None:
+            came_late()
+
+    @property
+    def ledger_name(self) -> str:
+        """What local snapshots call the effect ledger; "": it has no name."""
+        return getattr(self.backend, "ledger_name", "")
+
+    def covers(self, ledger: str) -> bool:
+        """Whether what may be in the effect ledger of this name is in this one; one that has no name is everybody's."""
+        covers: Callable[[str], bool] | None = getattr(self.backend, "covers", None)
+        return covers is None or covers(ledger)
+
     @property
     def turns_waiting(self) -> int:
         """Running turns that do nothing but wait, for an answer or for time to pass."""
@@ -281,7 +311,7 @@ class StepRunner:
         task = self._running.get(token)
         if task is None:
             task = self._running[token] = asyncio.get_running_loop().create_task(
-                self._caller.perform(host.id, context, call, token, elsewhere=self._elsewhere(host)),
+                self._caller.perform(host.id, context, call, token, unheard=host.unheard),
                 name=f"step {call.name}",
             )
             task.add_done_callback(lambda done: self._performed(token, done))
@@ -298,13 +328,6 @@ class StepRunner:
             waiters.remove(waiter)
             if token in self._pausing:
                 calls.waiting -= 1
-
-    def _elsewhere(self, host: AgentHost) -> str:
-        """Where the agent may have done what the ledger does not know; "": nowhere."""
-        knows = getattr(self.backend, "knows", None)
-        if knows is None or not host.origins:
-            return ""
-        return ", ".join(name for name, session in sorted(host.origins.items()) if not knows(name, session))
 
     async def _pause(self, token: str, ns: int) -> None:
         """Between two attempts of a step: turns that await it do nothing but wait."""

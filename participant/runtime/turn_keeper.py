@@ -109,7 +109,10 @@ class TurnKeeper:
         participant: str,
         sink: KeeperSink,
         tasks: TaskSet,
+        ledger: str = "",
     ) -> None:
+        self._ledgers = (ledger,) if ledger else ()
+        """The effect ledger at hand, by its name."""
         self._wants_epoch_bytes = WANTS_EPOCH_BYTES
         self._folder = folder
         self._cluster = cluster
@@ -156,6 +159,7 @@ class TurnKeeper:
         loader: Loader,
         load: Callable[[Restore], Awaitable[Loaded]],
         start_fresh: Callable[[AgentHost, int], None],
+        covers: Callable[[str], bool] = lambda _: True,
         allowed: PickleAllowed | None,
         now: Callable[[], int],
     ) -> Recovered | None:
@@ -174,6 +178,8 @@ class TurnKeeper:
             life = await asyncio.to_thread(self._take_over, base)
             self.disturbed = True
             recovered = await self._replay(base, hosts, loader, load, start_fresh, allowed, now)
+            for host in hosts.values():
+                host.has_done(name for name in base.ledgers if not covers(name))
             # What others are told from here on is what was read: a twin that still writes must not add to it.
             await asyncio.to_thread(self._logger.claim, life, list(hosts.values()))
         except (CorruptLog, ObjectCorrupt, ObjectMissing, RecoveryError) as error:
@@ -274,7 +280,8 @@ class TurnKeeper:
         life = Life(incarnation, session)
         self._logger.hold()
         self._logger.begin(life, hosts)
-        self._begin(msgspec.structs.replace(self._base, session=session), life)
+        ledgers = tuple(dict.fromkeys((*self._base.ledgers, *self._ledgers)))
+        self._begin(msgspec.structs.replace(self._base, session=session, ledgers=ledgers), life)
 
     def start_over(
         self,
@@ -304,6 +311,7 @@ class TurnKeeper:
                 agents=tuple(sorted(host.id for host in hosts)),
                 fresh=fresh,
                 order=order,
+                ledgers=self._ledgers,
             ),
             life,
         )
@@ -497,6 +505,7 @@ class TurnKeeper:
             epoch=epoch,
             snapshot=cut.snapshot,
             lines=cut.lines,
+            ledgers=self._ledgers,
         )
         self._tasks.spawn(self._keep(cut.position), name=f"log of turns behind epoch {epoch}")
 

@@ -92,8 +92,11 @@ class Uploader:
         clock: Clock,
         tasks: TaskSet,
         sink: UploaderSink,
+        ledger: str = "",
     ) -> None:
         self._hosts = hosts
+        self._ledger = ledger
+        """The effect ledger at hand, as local snapshots name it."""
         self._cut_clock = cut_clock
         self._capturer = Capturer(cut_clock)
         self._cluster = cluster
@@ -271,6 +274,7 @@ class Uploader:
             topology=record.topology,
             outgoing=record.outgoing,
             channels=part.channels,
+            ledger=self._ledger,
             build=__version__,
         )
         data = await self._encode_object(local_snapshot_steps(snapshot))

@@ -2,11 +2,12 @@
 
 import asyncio
 import errno
+import functools
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from participant import (
     Context,
     DidNotHappen,
     Happened,
+    Participant,
     Restoration,
     Retry,
     TakeRecorded,
@@ -27,9 +29,14 @@ from participant import (
 )
 from participant.effects.entries import State
 from participant.failure import Backoff
+from participant.runtime.effects_local import NAME_FILE
 from participant.runtime.log_files import FolderFiles
-from participant.testing import Cluster
+from participant.testing import Cluster, EpochView
+from protocol.digests import snapshot_key
+from protocol.documents import decode_local_snapshot, encode_local_snapshot
 from protocol.errors import StoreError
+from protocol.limits import MIB
+from protocol.manifest import LocalSnapshot
 
 FAST = Backoff(first=0, maximum=0)
 
@@ -411,8 +418,37 @@ async def test_the_ledger_in_a_participants_own_folder_outlives_it_and_its_incar
     assert (tmp_path / "p1" / "effects").is_dir()
 
 
+class Other(Agent, kind="other"):
+    seen = value(int, default=0)
+
+
+Placement = dict[str, Sequence[str]]
+WAYS = ["moved", "moved at the start", "disk lost", "disk lost at the start"]
+ELSEWHERE: Placement = {"p1": [], "p2": ["shop/main", "other/main"]}
+
+
+def ledgers_of_their_own(folder: Path, **settings: Any) -> Cluster:
+    cluster = Cluster(Shop("main"), Other("main"), local=str(folder), **settings)
+    cluster.effects = ""  # type: ignore[assignment]
+    return cluster
+
+
+async def gone_elsewhere(cluster: Cluster, folder: Path, why: str) -> tuple[str, Placement | None, EpochView | None]:
+    """The order is charged; then its place comes back where the ledger does not reach, and waits: host, placement, from where."""
+    epoch = None if "start" in why else await cluster.epoch()
+    await cluster.advance(61)
+    assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+    await cluster.crash("p1")
+    placement = ELSEWHERE if "moved" in why else None
+    if placement is None:
+        shutil.rmtree(folder / "p1")
+    await cluster.restore(epoch, placement=placement)
+    await cluster.idle()
+    return ("p1" if placement is None else "p2"), placement, epoch
+
+
 @pytest.mark.parametrize("how", ["token", "resolve", "nothing"])
-@pytest.mark.parametrize("why", ["moved", "moved at the start", "disk lost"])
+@pytest.mark.parametrize("why", WAYS)
 async def test_what_was_done_where_the_ledger_here_does_not_reach_is_found_out_or_in_doubt(
     tmp_path: Path, how: str, why: str
 ):
@@ -422,24 +458,11 @@ async def test_what_was_done_where_the_ledger_here_does_not_reach_is_found_out_o
     elif how == "resolve":
         Shop.how = {"resolve": Bank.find}
 
-    class Other(Agent, kind="other"):
-        seen = value(int, default=0)
-
-    cluster = Cluster(Shop("main"), Other("main"), local=str(tmp_path))
-    cluster.effects = ""  # type: ignore[assignment]
-    async with cluster:
-        epoch = None if why == "moved at the start" else await cluster.epoch()
-        await cluster.advance(61)
-        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
-        await cluster.crash("p1")
-        if why == "disk lost":
-            shutil.rmtree(tmp_path / "p1")
-            await cluster.restore(epoch)
-        else:
-            await cluster.restore(epoch, placement={"p1": [], "p2": ["shop/main", "other/main"]})
+    async with ledgers_of_their_own(tmp_path) as cluster:
+        host, _, _ = await gone_elsewhere(cluster, tmp_path, why)
         await cluster.advance(61)
         participant = cluster.participant_of("shop/main")
-        assert participant.id == ("p1" if why == "disk lost" else "p2")
+        assert participant.id == host
         if how == "nothing":
             (parked,) = participant.parked
             assert parked.cause == "in-doubt"
@@ -458,6 +481,186 @@ async def test_what_was_done_where_the_ledger_here_does_not_reach_is_found_out_o
             await cluster.idle()
         assert Bank.charges == ["o1", "o2"]
         assert participant.parked == ()
+
+
+async def in_doubt(cluster: Cluster) -> str:
+    """The charge comes, and is not made; the reason."""
+    await cluster.advance(61)
+    (parked,) = cluster.participant_of("shop/main").parked
+    assert parked.cause == "in-doubt"
+    assert "may have been done before: its agent was at" in parked.reason
+    assert Bank.charges == ["o1"]
+    return parked.reason
+
+
+AGAIN = [(why, epochs, crash) for why in WAYS for epochs in (0, 1, 3) for crash in (False, True)]
+# The new process is given the agent as its own, and nothing was ever saved of it: as if it had always been there.
+AGAIN.remove(("moved at the start", 0, True))
+
+
+@pytest.mark.parametrize(("why", "epochs", "crash"), AGAIN)
+async def test_doubt_about_what_was_done_elsewhere_outlives_the_process_that_took_the_agent_over(
+    tmp_path: Path, why: str, epochs: int, crash: bool
+):
+    """The work still waits when that one goes back, or starts anew: from epochs of its own, or from the same as before."""
+    async with ledgers_of_their_own(tmp_path) as cluster:
+        host, placement, epoch = await gone_elsewhere(cluster, tmp_path, why)
+        for _ in range(max(1, epochs)):
+            if epochs:
+                epoch = await cluster.epoch()
+            if crash:
+                await cluster.crash(host)
+            await cluster.restore(epoch, placement=placement)
+            await cluster.idle()
+        await in_doubt(cluster)
+        (parked,) = cluster.participant_of("shop/main").parked
+        await cluster.settle(parked.token, Happened(Bank.by_token[parked.token]))
+        await cluster.idle()
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        assert Bank.charges == ["o1"]
+
+
+@pytest.mark.parametrize("why", WAYS)
+async def test_doubt_goes_with_an_agent_to_its_next_hosts(tmp_path: Path, why: str):
+    """Also to one that has hosted it: what was done at the others is not in its ledger."""
+    async with ledgers_of_their_own(tmp_path) as cluster:
+        await gone_elsewhere(cluster, tmp_path, why)
+        for placement in (ELSEWHERE, {"p1": ["shop/main"], "p2": ["other/main"]}):
+            epoch = await cluster.epoch()
+            for name in ("p1", "p2"):
+                await cluster.crash(name)
+            await cluster.restore(epoch, placement=placement)
+            await cluster.idle()
+        assert cluster.participant_of("shop/main").id == "p1"
+        if "lost" in why:
+            assert "p2" in await in_doubt(cluster)
+            return
+        # What it did here is known here; what comes later may have been done at the other one.
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        await cluster.send("shop/main", Order("o2"))
+        await cluster.idle()
+        (parked,) = cluster.participant_of("shop/main").parked
+        assert "p2, whose effect ledger is not known here" in parked.reason
+        assert Bank.charges == ["o1"]
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_what_the_ledger_at_hand_knows_of_is_in_no_doubt_and_costs_an_epoch_nothing(tmp_path: Path, crash: bool):
+    async with ledgers_of_their_own(tmp_path) as cluster:
+        for _ in range(2):
+            epoch = await cluster.epoch()
+            for part in parts_of(cluster, epoch):
+                assert str(part.ledger).startswith(f"{part.participant}/")
+                assert b"ledgers" not in encode_local_snapshot(part)
+            if crash:
+                await cluster.crash("p1")
+            await cluster.restore(epoch)
+            await cluster.idle()
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+
+
+@pytest.mark.parametrize("crash", [False, True])
+async def test_agents_that_began_here_may_begin_again_here(tmp_path: Path, crash: bool):
+    """Back to the start, with the ledger of the first time."""
+    async with ledgers_of_their_own(tmp_path) as cluster:
+        for _ in range(2):
+            if crash:
+                await cluster.crash("p1")
+            await cluster.restore(None)
+            await cluster.idle()
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+
+
+@pytest.mark.parametrize("epoch", [False, True])
+async def test_doubt_is_carried_by_the_log_of_turns(tmp_path: Path, epoch: bool):
+    """The new host goes on from its log: from the order that brought the agent, or from a part of its own."""
+    async with ledgers_of_their_own(tmp_path, durability="turn") as cluster:
+        host, _, _ = await gone_elsewhere(cluster, tmp_path, "disk lost")
+        for _ in range(2):
+            if epoch:
+                await cluster.epoch()
+            await cluster.crash(host)
+            await cluster.resume()
+            await cluster.idle()
+        await in_doubt(cluster)
+
+
+async def test_log_of_turns_whose_effect_ledger_is_lost_is_in_doubt_about_what_it_does_again(tmp_path: Path):
+    """Its turn had begun, and was not logged; then the disk keeps the log alone."""
+    Bank.gate, Bank.hang = asyncio.Event(), "after"
+    async with ledgers_of_their_own(tmp_path, durability="turn") as cluster:
+        cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+        await until(lambda: Bank.calls == 1)
+        for _ in range(2):
+            await cluster.crash("p1")
+            if Bank.hang:
+                Bank.hang = ""
+                shutil.rmtree(tmp_path / "p1" / "effects")
+            await cluster.resume()
+            await cluster.idle()
+        await in_doubt(cluster)
+
+
+async def test_ledger_that_somebody_has_seen_to_is_asked_for_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    async with ledgers_of_their_own(tmp_path) as cluster:
+        await gone_elsewhere(cluster, tmp_path, "moved")
+        epoch = await cluster.epoch()
+        ledgers = {name for part in parts_of(cluster, epoch) for agent in part.agents for name in agent.ledgers}
+        (name,) = ledgers
+        assert f"({name})" in await in_doubt(cluster)
+        settled = functools.partial(Participant, settled_ledgers=(name,))
+        monkeypatch.setattr("participant.testing.Participant", settled)
+        await cluster.crash("p2")
+        await cluster.restore(epoch, placement=ELSEWHERE)
+        await cluster.idle()
+        after = await cluster.epoch()
+        assert [agent.ledgers for part in parts_of(cluster, after) for agent in part.agents] == [(), ()]
+        await cluster.advance(61)
+        # It was claimed here before somebody said so.
+        (parked,) = cluster.participant_of("shop/main").parked
+        await cluster.settle(parked.token, DidNotHappen())
+        await cluster.send("shop/main", Order("o2"))
+        await cluster.idle()
+        assert Bank.charges == ["o1", "o1", "o2"]
+
+
+@pytest.mark.parametrize("why", ["same folder", "moved", "disk lost"])
+async def test_epoch_that_names_no_ledger_is_of_the_one_that_its_host_had_then(tmp_path: Path, why: str):
+    """An older build wrote it, and left a ledger without a name. In its folder nothing is in doubt."""
+    async with ledgers_of_their_own(tmp_path) as cluster:
+        for participant in cluster.participants.values():
+            participant._uploader._ledger = ""
+        epoch = await cluster.epoch()
+        assert {part.ledger for part in parts_of(cluster, epoch)} == {msgspec.UNSET}
+        await cluster.advance(61)
+        for name in ("p1", "p2"):
+            await cluster.crash(name)
+            (tmp_path / name / "effects" / NAME_FILE).unlink()
+        if why == "disk lost":
+            shutil.rmtree(tmp_path / "p1")
+        placement = ELSEWHERE if why == "moved" else None
+        await cluster.restore(epoch, placement=placement)
+        await cluster.idle()
+        epoch = await cluster.epoch()
+        await cluster.crash("p2" if why == "moved" else "p1")
+        await cluster.restore(epoch, placement=placement)
+        await cluster.idle()
+        if why == "same folder":
+            await cluster.advance(61)
+            assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+            assert Bank.calls == 1
+        else:
+            await in_doubt(cluster)
+
+
+def parts_of(cluster: Cluster, epoch: EpochView) -> list[LocalSnapshot]:
+    return [
+        decode_local_snapshot(cluster.store.get(snapshot_key(member.snapshot), size_max=MIB))
+        for member in epoch.manifest.members
+    ]
 
 
 async def test_a_ledger_that_cannot_be_written_ends_the_participant_and_nothing_is_called(

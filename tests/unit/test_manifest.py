@@ -219,6 +219,21 @@ def test_format_1_is_these_bytes_for_ever(name, data):
     assert is_canonical(golden)
 
 
+def test_effect_ledgers_are_in_the_document_where_there_are_any():
+    """Those of the golden bytes above have none; older builds read past them."""
+    plain = a_snapshot()
+    assert (plain.ledger, plain.agents[0].ledgers) == (msgspec.UNSET, ())
+    agent = msgspec.structs.replace(plain.agents[0], ledgers=("b/0123456789abcdef", "c@7"))
+    data = encode_local_snapshot(a_snapshot(ledger="a/fedcba9876543210", agents=(agent,)))
+    assert b'"ledger":"a/fedcba9876543210"' in data
+    assert b'"ledgers":["b/0123456789abcdef","c@7"]' in data
+    found = decode_local_snapshot(data)
+    assert (found.ledger, found.agents[0].ledgers) == ("a/fedcba9876543210", agent.ledgers)
+    for wrong in ("", "x" * 129, 7, None):
+        with pytest.raises(ObjectCorrupt, match="ledger"):
+            decode_local_snapshot(respelled(data, ledger=wrong))
+
+
 def test_the_same_content_has_the_same_bytes_whatever_the_order_of_making():
     backwards = Manifest(**dict(reversed([(name, getattr(a_manifest(), name)) for name in Manifest.__struct_fields__])))
     assert encode_manifest(backwards) == encode_manifest(a_manifest())
