@@ -286,6 +286,9 @@ class Operator:
             case 2:
                 return {"renames": tuple(sorted(((one, f"{one}-new"), (other, f"{one}-new"))))}
             case 3:
-                return {"renames": ((one, other),)}
+                # In an epoch from before its host came nobody has the name yet, and it can be given.
+                started = self._cluster.oracles.history.started
+                held = [{agent for at in started[epoch].agents.values() for agent in at} for epoch in self.there()[-3:]]
+                return {"renames": ((one, other),)} if held and all({one, other} <= each for each in held) else None
             case _:
                 return {"moves": ((one, "nobody"),)}
