@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
+import warnings
 from asyncio import base_events, events
 from collections import deque
 from contextlib import contextmanager
@@ -213,12 +214,15 @@ class SimulatedLoop(base_events.BaseEventLoop):
         if self.is_closed():
             return
         self.drop()
-        for task in list(self._tasks):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it was killed, not forgotten
-            try:
-                task.get_coro().close()
-            except Exception:  # noqa: BLE001, S112 - a `finally` of the user's that awaits or raises; nobody is there to hear
-                continue
+        with warnings.catch_warnings():
+            # A `finally` that begins a task now, without a loop, leaves that task's work unawaited.
+            warnings.filterwarnings("ignore", message="coroutine .* was never awaited", category=RuntimeWarning)
+            for task in list(self._tasks):
+                task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001 - it was killed, not forgotten
+                try:
+                    task.get_coro().close()
+                except Exception:  # noqa: BLE001, S112 - a `finally` of the user's that awaits or raises; nobody is there to hear
+                    continue
         self._tasks.clear()
         super().close()
 

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -349,6 +350,28 @@ def loop_world():
     made = LoopWorld()
     yield made
     made.loop.close()
+
+
+def test_work_that_a_killed_task_still_wants_begun_is_nobody_s_and_no_warning(loop_world):
+    """As a turn that a participant ends: its `finally` begins a task, and there is no loop any more."""
+
+    async def more():
+        raise AssertionError("the process is dead")
+
+    def spawn(work):
+        asyncio.get_running_loop().create_task(work)
+
+    async def waits():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            spawn(more())
+
+    loop_world.run(waits())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        loop_world.loop.close()
+    assert [str(each.message) for each in said] == []
 
 
 def test_virtual_time_passes_at_once(loop_world):
