@@ -364,6 +364,7 @@ class RecoveryKeeper:
                 version=state.topology.version,
                 members=state.topology.members,
                 renames=record.renames,
+                ancestry=self._ledger.ancestry,
             ),
         )
 

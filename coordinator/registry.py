@@ -314,6 +314,7 @@ class Registry:
                 aborted_through=state.ended_through,
                 durability=desk.ledger.policy.durability,
                 line=0 if record is None else record.line,
+                ancestry=desk.ledger.ancestry,
             ),
         )
         if self._members.get(participant) == session and desk.ledger.incarnation_begun:

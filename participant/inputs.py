@@ -28,6 +28,8 @@ from protocol.ids import MESSAGE_ID_BYTES, MessageId
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from protocol.ancestry import Ancestry
+
 TOKEN_CHARS_MAX: Final = 256
 TOKENS_KEPT: Final = 100_000
 """Tokens of inputs that have left the log: 4 MB when written down, some 20 MB in memory."""
@@ -60,11 +62,13 @@ class MarkRecord(msgspec.Struct, array_like=True, frozen=True, tag="mark"):
 
 
 class JoinRecord(msgspec.Struct, array_like=True, frozen=True, tag="join"):
-    """The participant became a member anew, with fresh agents: what is in the log up to here entered in an earlier membership."""
+    """The participant became a member of an incarnation, anew or with it: what is in the log up to here entered before that."""
 
     epoch: int
     """Newest epoch that had been started by then."""
     position: int
+    incarnation: int = 0
+    """In which; 0: an older build wrote this, and did not say."""
 
 
 class TokensRecord(msgspec.Struct, array_like=True, frozen=True, tag="tokens"):
@@ -235,17 +239,29 @@ class InputIndex:
         """
         return next((join.position for join in self._joins if join.epoch >= epoch), end)
 
+    def position_since(self, ancestry: Ancestry, end: int) -> int:
+        """From where a member with fresh agents replays: rollbacks may have undone its memberships while it was away.
+
+        Args:
+            ancestry: Of the incarnation that it is in now.
+            end: Position of the newest record.
+
+        Returns:
+            Where the first membership began behind the newest one of which anything is left; `end` if nothing was undone.
+        """
+        for join in reversed(self._joins):
+            if not join.incarnation or not ancestry.undone(join.incarnation, join.epoch):
+                break
+            end = join.position
+        return end
+
     def position_of(self, epoch: int) -> int | None:
         """Up to where a committed epoch holds the input; None: it is not known (any more)."""
         return next((mark.position for mark in self._marks if mark.epoch == epoch), None)
 
-    def joined_from(self, position: int) -> bool:
-        """Whether a membership is noted that began at this position or later."""
-        return any(join.position >= position for join in self._joins)
-
-    def joined_after(self, epoch: int) -> bool:
-        """Whether a membership is noted that began after that epoch."""
-        return any(join.epoch >= epoch for join in self._joins)
+    def joined_from(self, position: int, incarnation: int) -> bool:
+        """Whether a membership of an incarnation is noted that began at this position or later; older builds' are of any."""
+        return any(join.position >= position and join.incarnation in (0, incarnation) for join in self._joins)
 
     def deletable(self, *, keep: int = MARKS_KEPT, first: int | None = None) -> int:
         """Every record below this number can go: the epochs that matter hold it.

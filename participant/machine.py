@@ -121,6 +121,7 @@ if TYPE_CHECKING:
 
     from participant.machine_events import Delivery, Effect, Event
     from participant.peers import ChannelLimits
+    from protocol.ancestry import Ancestry
     from protocol.messages import Member, ToParticipant
     from protocol.snapshot import Effect as SnapshotEffect
     from protocol.snapshot import Event as SnapshotEvent
@@ -154,6 +155,8 @@ class ParticipantMachine(Channels):
         super().__init__(participant, _COUNTERS, channel_limits, logged=logged)
         self.line = 0
         """Of our session (`protocol.streams`)."""
+        self.ancestry: Ancestry | None = None
+        """Of our incarnation; None: nobody said."""
         self._resumption: Resumption | None = None
         self._resumed: Mapping[str, ResumedStreams] = {}
         self._broken: dict[str, StreamBroken] = {}
@@ -383,6 +386,7 @@ class ParticipantMachine(Channels):
             self.line = message.line or message.session
             resumed = self._resumption is not None and self.line == self._resumption.line
             unrouted = list(self._unrouted) if resumed else []
+            self.ancestry = message.ancestry
             self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
             if resumed:
                 self._unrouted.extend(unrouted)
@@ -431,6 +435,7 @@ class ParticipantMachine(Channels):
             # An incarnation is a beginning: lines end with the one before.
             self.line, self._resumption, self._resumed = self.session, None, {}
             entrance.obey(message)
+            self.ancestry = message.ancestry
             self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
             out.append(HaltAgents())
             self._persist(message.incarnation, now, out)

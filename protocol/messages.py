@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 
 import msgspec
 
+from protocol.ancestry import Ancestry
 from protocol.consulting import ConsultRequest
 from protocol.errors import MalformedFrame, printable
 from protocol.ids import AgentId
@@ -260,6 +261,8 @@ class Registered(Control, frozen=True, kw_only=True, tag="registered"):
     line: int = 0
     """Of the session's streams (`protocol.streams`): another number than the session's if it goes on from the participant's
     log; 0: the session itself."""
+    ancestry: Ancestry | None = None
+    """Of the incarnation; None: an older build's coordinator does not say."""
 
 
 class RegisterRefused(Control, frozen=True, kw_only=True, tag="register-refused"):
@@ -326,6 +329,8 @@ class Restore(Control, frozen=True, kw_only=True, tag="restore"):
     """Its members, with the agents placed on each."""
     renames: tuple[tuple[str, str], ...] = ()
     """Agents that come back under another name: (in the epoch, from now on); see `protocol.renames`."""
+    ancestry: Ancestry | None = None
+    """Of the incarnation; None: an older build's coordinator does not say."""
 
 
 class Ingest(Control, frozen=True, kw_only=True, tag="ingest"):

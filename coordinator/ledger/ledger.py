@@ -171,6 +171,7 @@ class Ledger(RollbackRules, SavepointRules):
         self._clients: dict[str, ClientRecord] = {}
         self._wanted: tuple[Member, ...] | None = None
         self._stale: bool | None = None
+        self._ancestry = None
         self._derive()
 
     # --- the log ----------------------------------------------------------------------------------------------------
@@ -306,6 +307,7 @@ class Ledger(RollbackRules, SavepointRules):
     def _derive(self) -> None:
         """Build what is not part of the dump."""
         state = self.state
+        self._ancestry = None
         self._open = sorted(number for number, record in state.epochs.items() if record.open)
         self._members_most = max((record.members_count for record in state.epochs.values()), default=0)
         """Members of any epoch since then, at most."""

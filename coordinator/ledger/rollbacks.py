@@ -35,6 +35,7 @@ from coordinator.ledger.records import (
     RollbackRecord,
     TopologyRecord,
 )
+from protocol.ancestry import Ancestry
 from protocol.limits import ROLLBACKS_REMEMBERED_MAX
 from protocol.streams import line_of
 
@@ -81,6 +82,8 @@ class RollbackRules:
     _hosts: dict[str, str]
     _joining_count: int
     _gone_count: int
+    _ancestry: Ancestry | None
+    """Of the incarnation that it names; None: not asked for yet."""
 
     # --- what the ledger provides -------------------------------------------------------------------------------------
 
@@ -136,6 +139,27 @@ class RollbackRules:
         if record is not None and record.incarnation == self.state.incarnation:
             return record.epoch
         return self.state.base
+
+    @property
+    def ancestry(self) -> Ancestry:
+        """What this incarnation comes from, as far as rollbacks and their epochs are remembered."""
+        if self._ancestry is None or self._ancestry.incarnation != self.state.incarnation:
+            self._ancestry = self._find_ancestry()
+        return self._ancestry
+
+    def _find_ancestry(self) -> Ancestry:
+        through: list[tuple[int, int]] = []
+        known_from = self.state.incarnation
+        while (record := self.state.rollbacks.get(known_from)) is not None:
+            if not record.epoch:
+                known_from = 1
+                break
+            base = self.state.epochs.get(record.epoch)
+            if base is None:
+                break
+            through.append((base.incarnation, base.epoch))
+            known_from = base.incarnation
+        return Ancestry(incarnation=self.state.incarnation, through=tuple(through), known_from=known_from)
 
     def descends_from(self, epoch: int) -> bool:
         """Whether what runs now comes from this epoch: no rollback has given it up by going back further.

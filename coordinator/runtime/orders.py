@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from protocol.ancestry import Ancestry
 from protocol.messages import Control, Restore, TopologyChanged, encode_control
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class _Restore(Control, frozen=True, kw_only=True, tag="restore"):
     version: int
     members: msgspec.Raw
     renames: tuple[tuple[str, str], ...] = ()
+    ancestry: Ancestry | None = None
 
 
 assert _Restore.__struct_fields__ == Restore.__struct_fields__
@@ -77,6 +79,7 @@ class OrderEncoder:
                     version=message.version,
                     members=self._encoded,
                     renames=message.renames,
+                    ancestry=message.ancestry,
                 )
             )
         return _encoder.encode(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from protocol.ancestry import Ancestry
 from protocol.cut import check_cut
 from protocol.digests import digest, manifest_key, snapshot_key
 from protocol.documents import channel_table, decode_local_snapshot, packs_of, sign_manifest
@@ -139,6 +140,7 @@ class Conductor:
         self._changed = asyncio.Event()
         self.term = 1
         self.incarnation = 1
+        self._ancestries = {1: Ancestry(incarnation=1)}
         self.topology = Topology(TopologyVersion(0), ())
         self.manifests: dict[int, Manifest] = {}
         self.aborted: dict[int, str] = {}
@@ -261,6 +263,10 @@ class Conductor:
             seat.agents = (placement or {}).get(name, seat.agents)
         self._make_topology()
         manifest = self.manifests.get(epoch)
+        through: tuple[tuple[int, int], ...] = ()
+        if manifest is not None:
+            through = ((manifest.incarnation, epoch), *self._ancestries[manifest.incarnation].through)
+        self._ancestries[self.incarnation] = Ancestry(incarnation=self.incarnation, through=through)
         order = Restore(
             term=self.term,
             session=0,
@@ -272,6 +278,7 @@ class Conductor:
             version=self.topology.version,
             members=self.topology.members,
             renames=renames,
+            ancestry=self._ancestries[self.incarnation],
         )
         outcome: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
         self._rollback = _Rollback(order, outcome)
@@ -392,6 +399,7 @@ class Conductor:
                 aborted_through=self._mark(),
                 durability=message.durability,
                 line=seat.stream_line,
+                ancestry=self._ancestries[self.incarnation],
             )
         )
         member = self.topology.member(ParticipantId(message.participant))

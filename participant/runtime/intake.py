@@ -5,8 +5,7 @@
     intake = Intake(folder, cluster=..., participant=..., enters=...)
     await intake.open()                             # reads the log
     ticket = intake.hold(epoch=6, position=9)       # in the step in which an incarnation is entered
-    await intake.restore(life, ticket)              # what came after the cut enters again; or, for a new member:
-    await intake.join(life, ticket, newest_epoch=7)
+    await intake.restore(life, ticket, newest_epoch=7)      # what came after the cut enters again
     await intake.add(target, type, version, body, token=...)
 
 The log is a `DurableLog`, with its group commit, its torn tail and its fence: a process that was declared dead acknowledges
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
 
     from participant.machine_events import Delivery
     from participant.runtime.log_files import Life, LocalFolder
+    from protocol.ancestry import Ancestry
     from protocol.errors import FencedError, SnapshotError, StoreError
     from protocol.ids import MessageId
 
@@ -97,7 +97,7 @@ class Intake:
     """See the module.
 
     Args:
-        folder: The participant's own; taken over by `join` and `restore`.
+        folder: The participant's own; taken over by `restore`.
         cluster: Its name.
         participant: Its id.
         enters: Takes a message into the machine; called on the loop, while `position` is the message's own.
@@ -144,8 +144,10 @@ class Intake:
         self._ticket = 0
         self.position = 0
         """Of the newest input that the machine has."""
-        self._membership_begins = False
-        """With the restore that follows, as none of the log's is of after its epoch."""
+        self._goes_on = False
+        """A log of turns was replayed: the membership is noted already, unless the life that began it died before it could."""
+        self._membership_from = 0
+        """Position behind which its input entered."""
         self._cuts: dict[int, int] = {}
         self._truncated_at = 0
         """Newest segment when deleting was last tried."""
@@ -195,7 +197,7 @@ class Intake:
                 self._index.apply(number, record)
 
     def pause(self) -> None:
-        """Let nothing enter until `join` or `restore`: the agents halt, what enters now would be of neither incarnation."""
+        """Let nothing enter until `restore`: the agents halt, what enters now would be of neither incarnation."""
         self._held = True
         self._entering = False
         self._open.clear()
@@ -208,8 +210,9 @@ class Intake:
         position: int | None = None,
         tokens: Iterable[tuple[bytes, bytes]] = (),
         began: int | None = None,
+        ancestry: Ancestry | None = None,
     ) -> int:
-        """Let nothing enter until `join` or `restore`; from this moment on, a cut has the position that follows from these.
+        """Let nothing enter until `restore`; from this moment on, a cut has the position that follows from these.
 
         To be called in the very step in which the machine enters the incarnation: a cut may come right behind it.
 
@@ -219,62 +222,36 @@ class Intake:
             began: Of a life that goes on from a log of turns: where its membership began, in case an earlier life died before it had
                 noted that here.
             tokens: What that epoch has taken, of this participant and of those whose agents are here now: hash and digest.
+            ancestry: Of the incarnation; None: not known.
 
         Returns:
-            A ticket for `join` or `restore`; older ones are void.
+            A ticket for `restore`; older ones are void.
         """
         self.pause()
         self._cuts.clear()
-        end = self._log.next - 1
-        self._membership_begins = epoch is not None and position is None and not self._index.joined_after(epoch)
-        if epoch is None:
-            self.position = end
-        elif position is None:
-            self.position = self._index.position_at(epoch, end)
-        else:
-            self.position = position
-        if began is not None and not self._index.joined_from(began):
-            self._membership_begins = True
+        self.position = self._begins_at(epoch, ancestry) if position is None else position
+        self._goes_on = began is not None
         self._membership_from = self.position if began is None else began
         self._adopted = {token: digest for token, digest in tokens if not self._index.has(token)}
         self._entered_tokens = EnteredTokens((*self._adopted.items(), *self._index.known_up_to(self.position)))
         self._entering = True
         return self._ticket
 
-    async def join(self, life: Life, ticket: int, *, newest_epoch: int) -> None:
-        """Take input from now on, as a member with fresh agents; what the log holds entered in an earlier membership.
+    def _begins_at(self, epoch: int | None, ancestry: Ancestry | None) -> int:
+        """Position behind which input enters, for a participant that no epoch tells."""
+        end = self._log.next - 1
+        since = end if ancestry is None else self._index.position_since(ancestry, end)
+        # What an older build has noted tells a rollback's epoch only.
+        return since if epoch is None else min(since, self._index.position_at(epoch, end))
 
-        Args:
-            life: Of this participant.
-            ticket: Of `hold`.
-            newest_epoch: Highest epoch ever started.
-
-        Raises:
-            RecoveryError: The ticket is void.
-            FencedError: A later life of this participant has the folder.
-            StoreError: The disk does not work.
-        """
-        try:
-            await self._join(life, ticket, newest_epoch)
-        finally:
-            self._entered(ticket)
-
-    async def _join(self, life: Life, ticket: int, newest_epoch: int) -> None:
-        await self._begin(life, ticket)
-        record = JoinRecord(newest_epoch, self._log.next - 1)
-        number = self._group.append(encode_record(record))
-        self._index.apply(number, record)
-        await self._group.wait_durable(number)
-        self._let_go(ticket)
-
-    async def check(self, *, epoch: int, position: int | None) -> None:
+    async def check(self, *, epoch: int, position: int | None, ancestry: Ancestry | None = None) -> None:
         """Before a restore is accepted: whether everything is there that is to enter again.
 
         Raises:
             InputsMissing: Some of it is gone, and that is not allowed.
         """
         if position is None:
-            position = self._index.position_at(epoch, self._log.next - 1)
+            position = self._begins_at(epoch, ancestry)
         first = await asyncio.to_thread(self._first)
         if first > position + 1 and not self._allow_lost:
             raise InputsMissing(self._files.where, wanted=position + 1, first=first)
@@ -292,7 +269,9 @@ class Intake:
         return f"some of the input that was acknowledged behind epoch {epoch} is not in the log any more: {rest}"
 
     async def restore(self, life: Life, ticket: int, *, newest_epoch: int = 0) -> int:
-        """Take input from now on, after the agents came back from an epoch: what came behind its position enters again.
+        """Take input from now on, with agents that begin, or came back from an epoch: what came behind its position enters again.
+
+        A member with fresh agents has acknowledged nothing that counts, unless all others went back while it was away.
 
         Where inputs are not in the log any more (`check` tells before), their tokens are forgotten.
 
@@ -320,15 +299,6 @@ class Intake:
 
     async def _restore(self, life: Life, ticket: int, newest_epoch: int) -> int:
         await self._begin(life, ticket)
-        if self._membership_begins:
-            # A participant that is new here may come in with a rollback of all: the next one, to an epoch without it, finds
-            # here where its input began.
-            record = JoinRecord(newest_epoch, self._membership_from)
-            number = self._group.append(encode_record(record))
-            self._index.apply(number, record)
-            await self._group.wait_durable(number)
-            self._demand(ticket)
-            self._membership_begins = False
         position = self.position
         first = await asyncio.to_thread(self._first)
         self._demand(ticket)
@@ -347,6 +317,13 @@ class Intake:
             log.warning("%s", InputsMissing(self._files.where, wanted=position + 1, first=first))
             self._index.forget(position + 1, first)
             self.position = first - 1
+        if not (self._goes_on and self._index.joined_from(self._membership_from, life.incarnation)):
+            # Where a rollback undoes this incarnation and goes to an epoch without us, our input begins here.
+            record = JoinRecord(newest_epoch, self._membership_from, life.incarnation)
+            number = self._group.append(encode_record(record))
+            self._index.apply(number, record)
+            await self._group.wait_durable(number)
+            self._demand(ticket)
         count = await self._replay(ticket)
         self._let_go(ticket)
         return count

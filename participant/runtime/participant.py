@@ -1194,15 +1194,14 @@ class Participant:
                 position=self._restorer.input_position,
                 tokens=self._restorer.input_tokens,
                 began=self._restorer.input_from,
+                ancestry=self._machine.ancestry,
             )
-            restoring = intake.restore(life, ticket, newest_epoch=self._machine.newest_epoch)
-            self._tasks.spawn(self._open_intake(restoring), name="input comes again")
         else:
-            ticket = intake.hold(epoch=None)
-            joining = intake.join(life, ticket, newest_epoch=self._machine.newest_epoch)
-            self._tasks.spawn(self._open_intake(joining), name="input begins")
+            ticket = intake.hold(epoch=None, ancestry=self._machine.ancestry)
+        restoring = intake.restore(life, ticket, newest_epoch=self._machine.newest_epoch)
+        self._tasks.spawn(self._open_intake(restoring), name="input comes again" if restored else "input begins")
 
-    async def _open_intake(self, work: Coroutine[Any, Any, int | None]) -> None:
+    async def _open_intake(self, work: Coroutine[Any, Any, int]) -> None:
         try:
             count = await work
         except RecoveryError as error:

@@ -256,7 +256,7 @@ class Restorer:
             loaded = await self._load(order)
             self._outlet.check(loaded.hosts)
             if self._intake is not None:
-                await self._intake.check(epoch=order.epoch, position=loaded.input_position)
+                await self._intake.check(epoch=order.epoch, position=loaded.input_position, ancestry=order.ancestry)
             if self._turns is not None:
                 await self._turns.wait_idle()
         except SnapshotError as error:

@@ -69,10 +69,9 @@ def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
     }
     for name, fields in desks.items():
         check_orders(name, fields, orders)
-    left_out = cluster.ghost.turns.left_out
-    for token, (desk, incarnation) in orders.acknowledged.items():
+    for token, desk in orders.acknowledged.items():
         concerned = (token.partition("-")[0], desk.partition("/")[2])
-        gone = any(name in cluster.have_left or incarnation < left_out.get(name, 0) for name in concerned)
+        gone = any(name in cluster.have_left for name in concerned)
         if not gone and token not in desks[desk].get("handled", {}):
             raise Violation("I19", f"input {token} for {desk} was acknowledged, and is not there")
     wanted = {order: fields["receipts"][order] for fields in desks.values() for order in fields.get("handled", {})}

@@ -111,8 +111,6 @@ class Turns:
         """Participant -> what its newest life found on its disk to build on."""
         self._begun_anew: dict[str, None] = {}
         """Participants because of which an incarnation may begin."""
-        self.left_out: dict[str, int] = {}
-        """Participant -> newest incarnation that began from an epoch which did not know it: it began anew in it."""
         self.events: dict[int, int] = {}
         """Line -> entries of it in the ghost's history."""
 
@@ -342,11 +340,7 @@ class Turns:
             Violation: I24, I31.
         """
         ledger = coordinator.ledger
-        if command["kind"] == "rollback":
-            placed = {member.id for member in ledger.state.topology.members}
-            without = [name for name in self._registered if name not in placed]
-            self.left_out.update(dict.fromkeys(without, int(command["incarnation"])))
-        elif command["kind"] == "register":
+        if command["kind"] == "register":
             record = ledger.state.participants[command["participant"]]
             before = self._registered.get(record.id)
             line = record.line or record.session

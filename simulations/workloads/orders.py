@@ -144,8 +144,8 @@ class Orders(AwaitedWorkload):
         self._pause_ns = log_uniform(random, 100 * MS, SECOND)
         self.waiting: dict[str, list[tuple[str, str, int]]] = {}
         """Participant -> orders of customers there that were not acknowledged: token, desk, cents."""
-        self.acknowledged: dict[str, tuple[str, int]] = {}
-        """Token -> desk, and the incarnation in which it was first given."""
+        self.acknowledged: dict[str, str] = {}
+        """Token -> desk."""
         self.told: dict[str, str] = {}
         """Order -> what the human said, and was told to be taken."""
         self._numbers: dict[str, int] = {}
@@ -219,7 +219,6 @@ class Orders(AwaitedWorkload):
             life.later(self._pause_ns, self._customer, life)
 
     async def _give(self, life: ParticipantLife, token: str, desk: str, cents: int) -> None:
-        incarnation = int(life.machine.incarnation)
         try:
             async with asyncio.timeout(3):
                 taken = await life.give(desk, Order(cents, token), token)
@@ -228,7 +227,7 @@ class Orders(AwaitedWorkload):
         if taken is not None:
             if taken.duplicate:
                 life.cluster.probes.hit("input.duplicate")
-            self.acknowledged.setdefault(token, (desk, incarnation))
+            self.acknowledged.setdefault(token, desk)
             life.cluster.probes.hit("input.acknowledged")
             if self._customers.chance(7, 8):
                 self.waiting[life.name] = [each for each in self.waiting[life.name] if each[0] != token]

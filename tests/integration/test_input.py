@@ -79,6 +79,38 @@ async def test_a_crashed_participant_brings_its_acknowledged_input_back_from_its
         assert sums(made) == (2_001, 2)
 
 
+@pytest.mark.parametrize("durability", ["epoch", "turn"])
+async def test_who_is_away_while_all_go_back_to_an_epoch_without_it_brings_its_input_back(tmp_path, durability) -> None:
+    sinks = [MemorySink("receipts")]
+    async with Cluster(Till("a"), sinks=sinks, local=str(tmp_path), durability=durability) as made:
+        epoch = await made.epoch()
+        for incarnation in (1, 2, 3):
+            # Also a second time: what came again is lost with the membership, and comes again once more.
+            await made._start("p2", [Till("b")])
+            await made.conductor.wait_members("p1", "p2")
+            await made.send("till/b", Pay(incarnation), token=f"t{incarnation}")
+            await made.participant_of("till/b").ingest("till/a", Pay(10 * incarnation))
+            await made.idle()
+            assert made["till/b"].seen == [1, 2, 3][:incarnation]
+            assert made["till/a"].seen == [10, 20, 30][:incarnation]
+            await made.send("till/b", Pay(1), token="t1")
+            if incarnation < 3:
+                await made.crash("p2")
+                await made.conductor.begin_rollback(epoch.number)
+                await made.idle()
+                assert made["till/a"].seen == []
+        await made.idle()
+        assert sums(made) == (60, 6)
+        # From an epoch that knows it, it comes back as everybody does.
+        epoch = await made.epoch()
+        await made.send("till/b", Pay(4))
+        await made.idle()
+        await made.crash("p2")
+        await made.restore(epoch)
+        await made.idle()
+        assert made["till/b"].seen == [1, 2, 3, 4]
+
+
 async def test_before_the_first_epoch_everything_comes_again_from_the_start(tmp_path) -> None:
     async with Cluster(Till("a"), Till("b"), sinks=[MemorySink("receipts")], local=str(tmp_path)) as made:
         await made.send("till/a", Pay(7))

@@ -14,6 +14,7 @@ import pytest
 from participant.inputs import InputsMissing
 from participant.runtime.intake import Intake
 from participant.runtime.log_files import Life, LocalFolder
+from protocol.ancestry import Ancestry
 from protocol.errors import FencedError, Overloaded, RecoveryError, Refused, StoreError
 from protocol.ids import AgentId
 from protocol.limits import KIB
@@ -59,7 +60,7 @@ class Desk:
 async def joined(root, *, session: int = 1, newest_epoch: int = 0, **settings) -> Desk:
     desk = Desk(root, **settings)
     await desk.intake.open()
-    await desk.intake.join(Life(1, session), desk.intake.hold(epoch=None), newest_epoch=newest_epoch)
+    await desk.intake.restore(Life(1, session), desk.intake.hold(epoch=None), newest_epoch=newest_epoch)
     return desk
 
 
@@ -458,13 +459,63 @@ async def test_a_life_that_goes_on_notes_where_its_membership_began_if_the_one_b
         assert once_more.intake._log.next == end
 
 
+async def test_who_was_away_while_all_went_back_to_an_epoch_without_it_brings_its_input_back_and_once(tmp_path):
+    """It begins anew: what it had acknowledged has not happened. What enters from then on is of this membership."""
+    async with await joined(tmp_path, newest_epoch=3) as desk:
+        await desk.add("a", token="a")
+        await desk.add("b", token="b")
+    back = Ancestry(incarnation=2, through=((1, 3),))
+    async with Desk(tmp_path) as later:
+        ticket = later.intake.hold(epoch=None, ancestry=back)
+        assert later.intake.cut(4) == 0, "a cut may come before any of it has entered"
+        assert await later.intake.restore(Life(2, 2), ticket, newest_epoch=3) == 2
+        await later.add("c")
+        assert (await later.add("b", token="b")).duplicate
+        assert later.entered == ["a", "b", "c"]
+    async with Desk(tmp_path) as left:  # it had left in order, and comes again
+        assert await left.intake.restore(Life(2, 3), left.intake.hold(epoch=None, ancestry=back), newest_epoch=4) == 0
+        await left.add("d")
+        assert left.entered == ["d"]
+    for incarnation, ancestry, expected in (
+        (3, Ancestry(incarnation=3, through=((2, 4), (1, 3))), ["d"]),
+        (4, Ancestry(incarnation=4, through=((1, 3),)), ["a", "b", "c", "d"]),
+        (5, Ancestry(incarnation=5, through=((4, 9), (1, 3))), []),
+    ):
+        async with Desk(tmp_path) as again:
+            ticket = again.intake.hold(epoch=None, ancestry=ancestry)
+            await again.intake.restore(Life(incarnation, 2 + incarnation), ticket, newest_epoch=5)
+            assert again.entered == expected
+
+
+@pytest.mark.parametrize("ancestry", [None, Ancestry(incarnation=2, through=((1, 5),))], ids=["unknown", "left before"])
+async def test_who_begins_anew_replays_nothing_of_a_membership_that_counts(tmp_path, ancestry):
+    async with await joined(tmp_path, newest_epoch=3) as desk:
+        await desk.add("a")
+    async with Desk(tmp_path) as later:
+        ticket = later.intake.hold(epoch=None, ancestry=ancestry)
+        assert await later.intake.restore(Life(2, 2), ticket, newest_epoch=5) == 0
+        assert later.entered == []
+
+
+async def test_who_missed_one_rollback_and_comes_in_with_the_next_brings_its_input_back(tmp_path):
+    """The next one goes to an epoch that is newer than its membership, and in which it never was."""
+    async with await joined(tmp_path, newest_epoch=3) as desk:
+        await desk.add("a")
+    ancestry = Ancestry(incarnation=3, through=((2, 6), (1, 3)))
+    async with Desk(tmp_path) as later:
+        await later.intake.check(epoch=6, position=None, ancestry=ancestry)
+        ticket = later.intake.hold(epoch=6, position=None, ancestry=ancestry)
+        assert await later.intake.restore(Life(3, 2), ticket, newest_epoch=7) == 1
+        assert later.entered == ["a"]
+
+
 async def test_input_waits_for_membership_and_ends_with_the_participant(tmp_path):
     desk = Desk(tmp_path)
     await desk.intake.open()
     adding = asyncio.ensure_future(desk.add(1))
     await asyncio.sleep(0.01)
     assert not adding.done()
-    await desk.intake.join(Life(1, 1), desk.intake.hold(epoch=None), newest_epoch=0)
+    await desk.intake.restore(Life(1, 1), desk.intake.hold(epoch=None), newest_epoch=0)
     await adding
     await closed(desk)
     late = Desk(tmp_path)

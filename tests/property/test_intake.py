@@ -94,7 +94,7 @@ class World:
         self.state = list(state)
         life = Life(self.incarnation, self.incarnation)
         if self.incarnation == 1:
-            await intake.join(life, intake.hold(epoch=None), newest_epoch=0)
+            await intake.restore(life, intake.hold(epoch=None), newest_epoch=0)
         else:
             await intake.restore(life, intake.hold(epoch=epoch, position=position))
 

@@ -59,6 +59,28 @@ def test_who_dies_at_this_point_of_a_step_an_output_or_an_input_does_nothing_twi
     assert hit, "nobody died there"
 
 
+@pytest.mark.parametrize("turns", [False, True])
+def test_who_is_away_while_all_go_back_to_an_epoch_without_it_loses_no_input(turns):
+    """It comes after the first epoch, takes input, and is away when all go back there; who has a log of turns is not waited for when an operator says so."""
+    away = [Fault(kind="crash", at_ns=350 * MS, for_ns=4200 * MS, who="p3")]
+    away.append(Fault(kind="crash", at_ns=7 * SECOND, for_ns=2500 * MS, who="p3"))
+    for seed in (1, 8):
+        what = draw_run(seed, turns=True, workload="orders") if turns else world(seed)
+        settings = {
+            "nodes": 3,
+            "coordinators": 1,
+            "topology": "mesh",
+            "faults_ns": 10 * SECOND,
+            "interval_ns": 4 * SECOND,
+        }
+        for name, value in {**settings, "deep": False, "disk": False, "by_hand": False}.items():
+            setattr(what.options, name, value)
+        what.faults = [*away, Fault(kind="restore", at_ns=8 * SECOND)] if turns else away
+        outcome = run(what)
+        assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+        assert outcome.probes["rollback.applied"]
+
+
 def test_frozen_twin_that_wakes_beside_its_successor_does_nothing_any_more():
     frozen = Fault(kind="twin", at_ns=2 * SECOND, for_ns=6 * SECOND, who="p2")
     outcome = run(world(4, frozen, faults_ns=10 * SECOND))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from coordinator.runtime.orders import OrderEncoder
-from protocol.messages import Left, Member, TopologyChanged, decode_to_participant, encode_control
+from protocol.ancestry import Ancestry
+from protocol.messages import Left, Member, Restore, TopologyChanged, decode_to_participant, encode_control
 
 
 def test_a_topology_for_every_session_has_the_bytes_of_the_plain_encoding():
@@ -17,6 +18,25 @@ def test_a_topology_for_every_session_has_the_bytes_of_the_plain_encoding():
             message = TopologyChanged(term=7, session=session, incarnation=1, version=4, members=members)
             assert encoder.encode(message) == encode_control(message)
             assert decode_to_participant(encoder.encode(message)) == message
+
+
+def test_a_restore_has_the_bytes_of_the_plain_encoding():
+    message = Restore(
+        term=7,
+        session=3,
+        incarnation=2,
+        epoch=5,
+        manifest="b3:0",
+        newest_epoch=9,
+        elapsed_ns=1,
+        version=4,
+        members=(Member(id="p", session=3),),
+        renames=(("a/b", "a/c"),),
+        ancestry=Ancestry(incarnation=2, through=((1, 5),)),
+    )
+    encoder = OrderEncoder()
+    assert encoder.encode(message) == encode_control(message)
+    assert decode_to_participant(encoder.encode(message)) == message
 
 
 def test_other_orders_are_encoded_as_they_are():

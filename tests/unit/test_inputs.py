@@ -24,6 +24,7 @@ from participant.inputs import (
     token_hash,
     token_message_id,
 )
+from protocol.ancestry import Ancestry
 from protocol.errors import LimitExceeded, ObjectCorrupt, Refused
 
 
@@ -162,6 +163,51 @@ def test_a_restore_to_an_epoch_before_a_membership_replays_from_where_it_began()
 def test_records_are_append_only_for_older_readers():
     longer = msgspec.msgpack.encode(["mark", 3, 9, "later"])
     assert decode_records(b"\x91" + longer, "here") == [MarkRecord(3, 9)]
+    assert decode_records(b"\x91" + msgspec.msgpack.encode(["join", 2, 4]), "here") == [JoinRecord(2, 4, 0)]
+
+
+AGAIN = Ancestry(incarnation=4, through=((3, 8), (1, 5)))
+"""Incarnation 2 has not happened, of the first the epochs up to 5, of the third those up to 8."""
+
+
+@pytest.mark.parametrize(
+    ("joins", "position"),
+    [
+        ((), 99),
+        (((1, 0, 0),), 99),
+        (((1, 5, 10),), 10),
+        (((1, 0, 0), (1, 6, 10)), 10),
+        (((1, 0, 0), (2, 6, 10), (2, 7, 20)), 10),
+        (((2, 6, 10), (3, 7, 20)), 99),
+        (((2, 6, 10), (3, 7, 20), (3, 8, 30)), 30),
+        (((2, 6, 10), (4, 9, 30)), 99),
+        (((0, 6, 10), (2, 6, 20)), 20),
+        (((0, 0, 10),), 99),
+    ],
+    ids=[
+        "never a member",
+        "it left before the cut",
+        "it came after the cut",
+        "it left and came again after the cut",
+        "twice in what has not happened",
+        "what had not happened came again later, and counts",
+        "what came again counts, and the membership after it does not",
+        "it was in this incarnation before",
+        "an older build did not say in which",
+        "an older build alone",
+    ],
+)
+def test_a_member_that_begins_anew_replays_what_rollbacks_have_undone_and_nothing_else(joins, position):
+    index = index_of(*[JoinRecord(epoch, at, incarnation) for incarnation, epoch, at in joins])
+    assert index.position_since(AGAIN, 99) == position
+
+
+def test_a_membership_is_noted_for_each_incarnation():
+    index = index_of(JoinRecord(0, 3, 1))
+    assert index.joined_from(3, 1)
+    assert not index.joined_from(4, 1)
+    assert not index.joined_from(3, 2)
+    assert index_of(JoinRecord(0, 3)).joined_from(3, 2), "an older build's may be of any"
 
 
 def test_entered_tokens_come_in_blocks_whose_bytes_stay_once_they_are_full():

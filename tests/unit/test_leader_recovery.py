@@ -7,8 +7,9 @@ import json
 import pytest
 
 from coordinator.policy import PolicySettings
+from protocol.ancestry import Ancestry
 from protocol.limits import RESTORE_DEADLINE_NS
-from protocol.messages import Leave, Restored
+from protocol.messages import Leave, Registered, Restored
 from tests.coordinator_world import LEASE_S, MS, RECOVERING, SECOND, World, cluster, replace_struct
 
 
@@ -579,6 +580,21 @@ def test_epoch_follows_a_leave_so_that_a_rollback_does_not_need_who_has_left():
     world.revive("b")
     world.run(until=recovered(world, 2))
     assert world.ledger.rollback.epoch == 2
+
+
+def test_everybody_hears_what_the_incarnation_comes_from_also_who_was_away_when_it_began():
+    world = with_epoch("a", "b")
+    world.add("c")
+    world.run(until=lambda: world.participants["c"].runs == 1)
+    world.kill_participant("c")
+    world.run(until=recovered(world, 2))
+    assert sorted(member.id for member in world.ledger.state.topology.members) == ["a", "b"]
+    ancestry = Ancestry(incarnation=2, through=((1, 1),))
+    assert world.participants["a"].restore_orders[-1].ancestry == ancestry
+    world.revive("c")
+    world.run(until=lambda: world.participants["c"].runs == 2)
+    assert world.participants["c"].restore_orders == []
+    assert [each.ancestry for each in world.participants["c"].received if isinstance(each, Registered)] == [ancestry]
 
 
 def test_policy_of_the_world_is_one_that_recovers():

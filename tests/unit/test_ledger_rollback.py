@@ -18,7 +18,9 @@ from coordinator.ledger import (
     RollbackCommand,
     RollbackFailedCommand,
 )
+from protocol.ancestry import Ancestry
 from protocol.digests import digest
+from protocol.limits import ROLLBACKS_REMEMBERED_MAX
 from tests.unit.test_ledger import MANIFEST, OTHER, Log, cluster
 
 THIRD = digest(b"a third manifest")
@@ -393,6 +395,44 @@ def test_names_and_losses_follow_all_rollbacks_since_an_epoch():
     assert log.ledger.names_since(2, ("w/m", "w/n", "w/x")) == {"w/m": "w/n", "w/n": "w/m"}
     assert log.ledger.given_up_since(1) == log.ledger.given_up_since(2) == {"w/z"}
     assert log.ledger.given_up_since(3) == frozenset()
+
+
+def test_an_incarnation_comes_from_those_of_its_epochs_and_what_lies_between_has_not_happened():
+    log = recovering("a", "b")
+    assert log.ledger.ancestry == Ancestry(incarnation=1)
+    roll_back(log)
+    begin(log, "a", "b")
+    commit(log, 2, OTHER, MANIFEST)
+    roll_back(log)
+    assert log.ledger.ancestry == Ancestry(incarnation=3, through=((2, 2), (1, 1)))
+    begin(log, "a", "b")
+    roll_back(log)
+    assert log.ledger.ancestry == Ancestry(incarnation=4, through=((2, 2), (1, 1)))
+    roll_back(log, epoch=1)
+    assert log.ledger.ancestry == Ancestry(incarnation=5, through=((1, 1),))
+    again = Ledger(log.ledger.state.cluster)
+    again.load(log.ledger.dump())
+    assert again.ancestry == log.ledger.ancestry
+    roll_back(log, epoch=0)
+    assert log.ledger.ancestry == Ancestry(incarnation=6)
+
+
+def test_what_is_not_remembered_of_incarnations_is_said():
+    log = recovering("a", "b")
+    for _ in range(ROLLBACKS_REMEMBERED_MAX + 2):
+        number = log.ledger.state.epoch + 1
+        roll_back(log, automatic=False)
+        begin(log, "a", "b")
+        commit(log, number, digest(b"%d" % number), log.ledger.state.sealed_manifest)
+    roll_back(log, automatic=False)
+    found = log.ledger.ancestry
+    assert found.incarnation == ROLLBACKS_REMEMBERED_MAX + 4
+    assert found.known_from == found.incarnation - ROLLBACKS_REMEMBERED_MAX == found.through[-1][0]
+    assert [incarnation for incarnation, _ in found.through] == list(
+        range(found.incarnation - 1, found.known_from - 1, -1)
+    )
+    assert not found.undone(found.known_from - 1, 10_000), "nobody knows"
+    assert found.undone(found.known_from, 10_000)
 
 
 def begin(log, *names):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from participant.machine import ParticipantMachine
@@ -23,6 +24,7 @@ from participant.machine_events import (
     RestoreLocal,
     SendControl,
 )
+from protocol.ancestry import Ancestry
 from protocol.messages import (
     EpochFailed,
     Leave,
@@ -84,6 +86,19 @@ def restore(incarnation: int, *, session: int = 1, term: int = 1, world: World |
             members=members,
         )
     )
+
+
+def test_what_an_incarnation_comes_from_is_that_of_the_order_that_entered_it():
+    first, second = Ancestry(incarnation=1), Ancestry(incarnation=2, through=((1, 5),))
+    machine = ParticipantMachine("a")
+    assert machine.ancestry is None
+    machine.step(ControlArrived(message=Registered(term=1, session=1, incarnation=1, lease_ns=1, ancestry=first)), 1)
+    assert machine.ancestry == first
+    machine.step(ControlArrived(message=Registered(term=1, session=1, incarnation=2, lease_ns=1, ancestry=second)), 2)
+    assert machine.ancestry == first, "the order that enters it is still to come"
+    order = restore(2).message
+    machine.step(ControlArrived(message=msgspec.structs.replace(order, ancestry=second)), 3)
+    assert machine.ancestry == second
 
 
 @pytest.mark.parametrize(("logged", "durability"), [(True, "epoch"), (False, "turn")])
