@@ -56,7 +56,11 @@ class ControlSink(Protocol):
     """Where the control connection puts what happens; called on the driver's loop, must not block."""
 
     def register_message(self) -> Register:
-        """How this participant introduces itself now: with its session, if it has one."""
+        """How this participant introduces itself now: with its session, if it has one.
+
+        Raises:
+            SnapshotError: It has ended instead.
+        """
         ...
 
     def heartbeat_message(self) -> Heartbeat | None:

@@ -929,9 +929,15 @@ class Participant:
     # --- from the control connection ----------------------------------------------------------------------------------
 
     def register_message(self) -> Register:
-        """From the control connection: how to introduce this participant."""
+        """From the control connection: how to introduce this participant.
+
+        Raises:
+            RecoveryError: It is not to be introduced: who registers without the log that is there has it given up.
+        """
         if self._turns is not None and not self._machine.session and self._turns.overtaken:
-            self._end(RecoveryError(f"{self.id}: another process has begun a log of turns here meanwhile; start again"))
+            error = RecoveryError(f"{self.id}: another process has begun a log of turns here meanwhile; start again")
+            self._end(error)
+            raise error
         return Register(
             cluster=self.config.cluster,
             participant=self.id,
