@@ -34,6 +34,7 @@ TOKEN_CHARS_MAX: Final = 256
 TOKENS_KEPT: Final = 100_000
 """Tokens of inputs that have left the log: 4 MB when written down, some 20 MB in memory."""
 JOINS_KEPT: Final = 256
+CUTS_KEPT: Final = 1_024
 MARKS_KEPT: Final = 64
 """Committed epochs whose input can be replayed, while there is room for it; savepoints come on top."""
 MARKS_KEPT_TIGHT: Final = 3
@@ -75,6 +76,9 @@ class TokensRecord(msgspec.Struct, array_like=True, frozen=True, tag="tokens"):
     """Tokens of inputs that may not be in the log any more: hash, digest, position."""
 
     tokens: tuple[tuple[bytes, bytes, int], ...]
+    cut: tuple[int, int] | None = None
+    """In place of tokens: an epoch, which may never commit, and up to where it holds the input of a participant without agents.
+    Older builds read no token here, and know no other record that they could pass over."""
 
 
 LogRecord: TypeAlias = InputRecord | MarkRecord | JoinRecord | TokensRecord
@@ -178,6 +182,8 @@ class InputIndex:
         self._savepoints: frozenset[int] | None = None
         """Asked, never iterated."""
         self._joins: list[JoinRecord] = []
+        self._cuts: dict[int, int] = {}
+        """Oldest first."""
 
     def apply(self, position: int, record: LogRecord) -> None:
         """Take in one record of the log, in order.
@@ -199,6 +205,11 @@ class InputIndex:
             case TokensRecord():
                 for token, digest, known in record.tokens:
                     self._tokens.setdefault(token, Known(digest, known))
+                if record.cut is not None:
+                    epoch, at = record.cut
+                    self._cuts[epoch] = at
+                    if len(self._cuts) > CUTS_KEPT:
+                        del self._cuts[next(iter(self._cuts))]
 
     def keep(self, savepoints: Iterable[int]) -> None:
         """These epochs are savepoints, and no others."""
@@ -247,13 +258,17 @@ class InputIndex:
             end: Position of the newest record.
 
         Returns:
-            Where the first membership began behind the newest one of which anything is left; `end` if nothing was undone.
+            Where the first membership began behind the newest one of which anything is left, or where the epoch was cut up to which
+            that one is left; `end` if nothing was undone.
         """
+        last = next((epoch for _, epoch in ancestry.through if epoch in self._cuts), None)
         for join in reversed(self._joins):
-            if not join.incarnation or not ancestry.undone(join.incarnation, join.epoch):
+            if last is not None and join.epoch < last:
                 break
+            if not join.incarnation or not ancestry.undone(join.incarnation, join.epoch):
+                return end
             end = join.position
-        return end
+        return end if last is None else self._cuts[last]
 
     def position_of(self, epoch: int) -> int | None:
         """Up to where a committed epoch holds the input; None: it is not known (any more)."""

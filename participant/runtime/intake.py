@@ -31,6 +31,7 @@ from participant.inputs import (
     JoinRecord,
     Known,
     MarkRecord,
+    TokensRecord,
     check_same,
     check_token,
     decode_records,
@@ -485,6 +486,25 @@ class Intake:
         """The local state of this epoch is being frozen; returns the position that its snapshot holds."""
         self._cuts[epoch] = self.position
         return self.position
+
+    async def noted(self, epoch: int) -> None:
+        """Until the log says up to where an epoch holds it; for a participant without agents, before its part is reported.
+
+        All others are waited for when everybody goes back to an epoch that holds their agents, and hear from it where it was cut.
+
+        Raises:
+            RecoveryError: The epoch is over.
+            StoreError: It cannot be written.
+            FencedError: A later life of this participant has the folder.
+        """
+        await self._open.wait()
+        position = self._cuts.get(epoch)
+        if position is None or self._closed:
+            raise RecoveryError(f"epoch {epoch} is over")
+        record = TokensRecord((), (epoch, position))
+        number = self._group.append(encode_record(record))
+        self._index.apply(number, record)
+        await self._group.wait_durable(number)
 
     def tokens(self) -> tuple[bytes, ...]:
         """Tokens of what has entered, for the cut that is being taken: encoded blocks."""

@@ -1041,17 +1041,26 @@ class Participant:
 
     def local_persisted(self, event: LocalPersisted) -> None:
         """From the uploader: a part is durable."""
-        if self._turns is None:
+        if self._turns is not None:
+            self._turns.persisted(event.epoch, event.snapshot)
+        if self._turns is None and not self._notes_cuts:
             self._step(event)
         else:
-            self._turns.persisted(event.epoch, event.snapshot)
-            self._tasks.spawn(self._local_covered(self._turns, event), name=f"log up to epoch {event.epoch}")
+            self._tasks.spawn(self._local_covered(event), name=f"log up to epoch {event.epoch}")
 
-    async def _local_covered(self, turns: TurnKeeper, event: LocalPersisted) -> None:
+    @property
+    def _notes_cuts(self) -> bool:
+        """Nobody waits for one without agents before all go back: it may have to know by itself what an epoch holds of its input."""
+        return self._intake is not None and not self._hosts
+
+    async def _local_covered(self, event: LocalPersisted) -> None:
         try:
-            await turns.covered()
+            if self._turns is not None:
+                await self._turns.covered()
+            if self._intake is not None and self._notes_cuts:
+                await self._intake.noted(event.epoch)
         except SnapshotError:
-            return  # the keeper has said so
+            return  # whoever keeps the log has said so, or the epoch is over
         self._step(event)
 
     def local_failed(self, event: LocalFailed) -> None:

@@ -111,6 +111,39 @@ async def test_who_is_away_while_all_go_back_to_an_epoch_without_it_brings_its_i
         assert made["till/b"].seen == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("durability", ["epoch", "turn"])
+async def test_who_has_no_agents_is_not_waited_for_and_its_input_comes_again_when_it_is_back(
+    tmp_path, durability
+) -> None:
+    """The epoch that the others go back to holds some of it: nothing of that comes twice."""
+    sinks = [MemorySink("receipts")]
+    async with Cluster(Till("a"), [], sinks=sinks, local=str(tmp_path), durability=durability) as made:
+        expected: list[int] = []
+        for round_ in range(3):
+            for number in (1, 2):
+                await made.participants["p2"].ingest("till/a", Pay(10 * round_ + number), token=f"t{round_}-{number}")
+                expected.append(10 * round_ + number)
+                await made.idle()
+                if number == 1:
+                    epoch = await made.epoch()
+            await made.crash("p2")
+            await made.conductor.begin_rollback(epoch.number)
+            await made.idle()
+            assert made["till/a"].seen == expected[:-1]
+            await made._start("p2", [])
+            await made.conductor.wait_members("p1", "p2")
+            await made.idle()
+            assert made["till/a"].seen == expected
+        # It leaves in order, and comes again: nothing of it was undone.
+        left = made.participants.pop("p2")
+        await left.leave()
+        await left.__aexit__(None, None, None)
+        await made._start("p2", [])
+        await made.conductor.wait_members("p1", "p2")
+        await made.idle()
+        assert made["till/a"].seen == expected
+
+
 async def test_before_the_first_epoch_everything_comes_again_from_the_start(tmp_path) -> None:
     async with Cluster(Till("a"), Till("b"), sinks=[MemorySink("receipts")], local=str(tmp_path)) as made:
         await made.send("till/a", Pay(7))

@@ -497,6 +497,29 @@ async def test_who_begins_anew_replays_nothing_of_a_membership_that_counts(tmp_p
         assert later.entered == []
 
 
+async def test_the_cut_of_an_epoch_is_noted_only_as_long_as_it_is_open(tmp_path):
+    async with await joined(tmp_path) as desk:
+        await desk.add("a")
+        desk.intake.cut(1)
+        desk.intake.cut(2)
+        await desk.intake.noted(1)
+        desk.intake.dropped(2)
+        with pytest.raises(RecoveryError, match="epoch 2 is over"):
+            await desk.intake.noted(2)
+        await desk.add("b")
+    async with Desk(tmp_path) as again:
+        ticket = again.intake.hold(epoch=None, ancestry=Ancestry(incarnation=2, through=((1, 1),)))
+        again.intake.cut(3)
+        noting = asyncio.ensure_future(again.intake.noted(3))
+        await asyncio.sleep(0)
+        assert not noting.done(), "whose log it is is not known yet"
+        assert await again.intake.restore(Life(2, 2), ticket, newest_epoch=2) == 1
+        await noting
+        assert again.entered == ["b"]
+    with pytest.raises(RecoveryError):
+        await again.intake.noted(3)
+
+
 async def test_who_missed_one_rollback_and_comes_in_with_the_next_brings_its_input_back(tmp_path):
     """The next one goes to an epoch that is newer than its membership, and in which it never was."""
     async with await joined(tmp_path, newest_epoch=3) as desk:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from participant.inputs import (
+    CUTS_KEPT,
     MARKS_KEPT,
     TOKEN_BLOCKS_MAX,
     TOKENS_PER_BLOCK,
@@ -200,6 +201,43 @@ AGAIN = Ancestry(incarnation=4, through=((3, 8), (1, 5)))
 def test_a_member_that_begins_anew_replays_what_rollbacks_have_undone_and_nothing_else(joins, position):
     index = index_of(*[JoinRecord(epoch, at, incarnation) for incarnation, epoch, at in joins])
     assert index.position_since(AGAIN, 99) == position
+
+
+@pytest.mark.parametrize(
+    ("cuts", "joins", "position"),
+    [
+        ({8: 40}, ((1, 0, 0),), 40),
+        ({8: 40, 9: 50}, ((3, 6, 30),), 40),
+        ({5: 40}, ((1, 0, 0), (2, 6, 50), (2, 7, 60)), 40),
+        ({5: 40}, ((1, 0, 0), (3, 6, 50)), 99),
+        ({5: 40}, ((1, 0, 0), (3, 8, 50)), 40),
+        ({5: 40}, ((1, 0, 0), (4, 8, 50)), 99),
+        ({7: 40}, ((3, 6, 30),), 99),
+        ({8: 40}, (), 40),
+    ],
+    ids=[
+        "the epoch that all went back to holds it",
+        "and so does one that was given up, or never committed",
+        "an older one does, and later memberships have not happened",
+        "an older one does, and a later membership counts",
+        "an older one does, and a later membership came after the cut",
+        "it was in this incarnation since",
+        "it left after an epoch and before the cut",
+        "how it came has been deleted",
+    ],
+)
+def test_who_has_no_agents_knows_by_itself_where_an_epoch_was_cut(cuts, joins, position):
+    records = [JoinRecord(epoch, at, incarnation) for incarnation, epoch, at in joins]
+    index = index_of(*records, *[TokensRecord((), cut) for cut in cuts.items()])
+    assert index.position_since(AGAIN, 99) == position
+
+
+def test_cuts_are_remembered_up_to_a_bound_the_newest_of_them():
+    index = index_of(JoinRecord(0, 0, 1), *[TokensRecord((), (epoch, epoch)) for epoch in range(1, CUTS_KEPT + 2)])
+    newest = CUTS_KEPT + 1
+    assert index.position_since(Ancestry(incarnation=2, through=((1, newest),)), 9_999) == newest
+    assert index.position_since(Ancestry(incarnation=2, through=((1, 2),)), 9_999) == 2
+    assert index.position_since(Ancestry(incarnation=2, through=((1, 1),)), 9_999) == 9_999
 
 
 def test_a_membership_is_noted_for_each_incarnation():
