@@ -9,7 +9,8 @@ import pytest
 from coordinator.policy import PolicySettings
 from protocol.ancestry import Ancestry
 from protocol.limits import RESTORE_DEADLINE_NS
-from protocol.messages import Leave, Registered, Restored
+from protocol.messages import Leave, Registered, Restored, StreamBroken
+from protocol.streams import Resumption
 from tests.coordinator_world import LEASE_S, MS, RECOVERING, SECOND, World, cluster, replace_struct
 
 
@@ -833,6 +834,91 @@ def test_who_may_have_a_log_of_turns_is_waited_for_as_long_as_the_policy_says():
     world.run(4)
     assert world.ledger.state.incarnation == 1
     world.run(until=lambda: world.ledger.state.incarnation == 2, limit=10)
+
+
+def with_newcomers(*names, durability="turn", takeover_s=0):
+    """A cluster whose only epoch does not know these, all of them with logs of turns."""
+    policy = replace_struct(RECOVERING, durability=durability, takeover_after_ns=takeover_s * SECOND)
+    world = World(policy=policy)
+    world.elect(world.coordinators[0])
+    world.add("a", durability=durability)
+    world.run(until=world.ready)
+    world.trigger()
+    world.run(until=lambda: world.state_of(1) == "committed")
+    world.add(*names, durability=durability)
+    world.run(until=lambda: len(world.ledger.state.topology.members) == 1 + len(names) and world.ready())
+    return world
+
+
+def lose(world, name):
+    world.kill_participant(name)
+    world.run(until=lambda: world.ledger.state.participants[name].state == "lost")
+
+
+def test_who_may_have_a_log_of_turns_is_waited_for_for_ever_where_nobody_takes_its_agents_over():
+    world = with_newcomers("b")
+    lose(world, "b")
+    world.run(100)
+    assert world.ledger.state.incarnation == 1
+    assert world.leader.machine.live(world.now).recovery()[0] == "waiting"
+
+
+def test_who_comes_back_without_its_log_of_turns_is_waited_for_no_longer():
+    world = with_newcomers("b")
+    lose(world, "b")
+    world.run(3)
+    assert world.ledger.state.incarnation == 1
+    world.revive("b", durability="turn")
+    world.run(until=recovered(world, 2), limit=10)
+
+
+def test_who_comes_back_with_its_log_of_turns_takes_nobody_back():
+    world = with_newcomers("b")
+    session = world.participants["b"].session
+    lose(world, "b")
+    world.run(3)
+    world.revive("b", durability="turn", resumes=Resumption(session=session, line=session, incarnation=1))
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "member" and world.ready())
+    world.run(5)
+    assert world.ledger.state.incarnation == 1
+
+
+def test_whose_log_of_turns_is_not_what_it_had_promised_is_waited_for_no_longer():
+    world = with_newcomers("b")
+    session = world.participants["b"].session
+    lose(world, "b")
+    world.revive("b", durability="turn", resumes=Resumption(session=session, line=session, incarnation=1))
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "member" and world.ready())
+    speaker, broken = world.participants["a"], world.participants["b"]
+    broken.dead = True
+    speaker.say(StreamBroken(session=speaker.session, peer="b", peer_session=broken.session, cause="it has less"))
+    world.run(until=recovered(world, 2), limit=10)
+    assert world.ledger.state.participants["b"].damaged
+
+
+def test_an_operator_who_asks_for_a_rollback_waits_for_no_log_of_turns():
+    world = with_newcomers("b")
+    lose(world, "b")
+    world.restore(1)
+    world.run(until=recovered(world, 2), limit=10)
+
+
+def test_nobody_waits_for_a_log_of_turns_that_nobody_has():
+    """Durability is by epochs: who is lost and in no epoch is in nobody's way."""
+    world = with_newcomers("b", durability="epoch")
+    lose(world, "b")
+    world.run(until=recovered(world, 2), limit=10)
+
+
+def test_everybody_who_may_have_a_log_of_turns_is_waited_for_as_long():
+    """Each from when it was missed."""
+    world = with_newcomers("b", "c", takeover_s=5)
+    lose(world, "b")
+    world.run(3)
+    lose(world, "c")
+    world.run(3)
+    assert world.ledger.state.incarnation == 1, "b has been gone for long enough, c has not"
+    world.run(until=recovered(world, 2), limit=10)
 
 
 def test_a_map_without_an_epoch_is_not_taken_for_the_rollback_that_is_under_way():
