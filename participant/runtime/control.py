@@ -1,7 +1,7 @@
 """The control connection: a participant's one line to whoever leads the coordinators.
 
 It tries the coordinators in turn, goes where ``not-leader`` points, and when a connection is lost comes back with doubling,
-jittered delays. Which messages must be said again on a new connection is the machine's business (`Registered` makes it
+jittered delays, longer ones once all have been gone for long; with the first of them that answers again they are short. Which messages must be said again on a new connection is the machine's business (`Registered` makes it
 repeat what is unanswered); here a message is sent on the connection of the moment, or it is lost.
 
 What ends a participant for good: another process has its id, its session is fenced, its secret is wrong, the cluster or
@@ -45,6 +45,9 @@ log = logging.getLogger("cleancut.participant.control")
 CONNECT_SECONDS: Final = 3.0
 REGISTER_SECONDS: Final = 10.0
 """From `Register` to its answer: an election may lie between."""
+LATER_SECONDS: Final = 3.0
+"""At most between two rounds when all coordinators have been gone for long. With one that is stopped and takes another
+`CONNECT_SECONDS`, that is less than a new leader waits for those who were there: a lease and `RECONNECT_NS`."""
 PING_SECONDS: Final = 1.0
 """A frozen coordinator is noticed after about 1.5 times this."""
 ID_TAKEN_SECONDS: Final = (1.5 * LEASE_NS + RECONNECT_NS) / 1e9
@@ -252,8 +255,9 @@ class ControlClient:
         self._wake.set()
 
     async def _stay_connected(self) -> None:
-        backoff = Backoff(first=0.05, most=1.0)
+        backoff = Backoff(first=0.05, most=1.0, later=LATER_SECONDS)
         turn, count = 0, len(self._coordinators)
+        unanswered = 0
         pointed = ""
         said: dict[int, tuple[str, str]] = {}
         async with self._dialer:
@@ -262,9 +266,13 @@ class ControlClient:
                 connections = self._counts["connections"]
                 try:
                     pointed = await self._talk(url)
+                    if unanswered >= count:
+                        backoff.reset()  # They are coming back: soon one of them leads.
+                    unanswered = 0
                     problem = f"not the leader; it says {pointed or 'nobody'} is"
                 except (OSError, TimeoutError, aiohttp.ClientError, MalformedFrame) as error:
                     pointed = ""
+                    unanswered += 1
                     problem = _problem(error)
                 except SnapshotError as error:
                     self._end(error)

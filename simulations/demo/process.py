@@ -27,6 +27,9 @@ from simulations.demo.stall import StallMeter
 EXIT_ENDED = 3
 """The participant was ended: another has its name, say."""
 RETURN_POLL_SECONDS = 0.002
+CALM_SECONDS = 20.0
+"""A first turn that has not come by then is not one whose time anybody measures."""
+CALM_POLL_SECONDS = 0.2
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,9 +96,11 @@ class Returns:
         self.restored(0)
 
     async def _poll(self, incarnation: int, turns: int) -> None:
+        loop = asyncio.get_running_loop()
+        calm = loop.time() + CALM_SECONDS
         while self._participant.statistics()["turns"] == turns:  # noqa: ASYNC110 - a count, no event
-            await asyncio.sleep(RETURN_POLL_SECONDS)
-        now = asyncio.get_running_loop().time()
+            await asyncio.sleep(RETURN_POLL_SECONDS if loop.time() < calm else CALM_POLL_SECONDS)
+        now = loop.time()
         if incarnation:
             self.first_turns[incarnation] = now
         else:
@@ -129,6 +134,7 @@ async def run(spec: Spec) -> int:
         loop.add_signal_handler(number, stopped.set)
     meter = StallMeter()
     times = {"started": loop.time(), "started_cpu": time.process_time()}
+    commands = await _commands()
     async with (
         Participant(
             *spec.make_agents(),
@@ -145,18 +151,25 @@ async def run(spec: Spec) -> int:
         ) as participant,
         asyncio.TaskGroup() as group,
     ):
-        meter_task = group.create_task(meter.run())
         times |= {"entered": loop.time(), "entered_cpu": time.process_time()}
         returns = Returns(participant, times)
-        watch = group.create_task(_watch(participant, meter, returns, stopped))
-        reader = await _commands()
-        await participant.wait_member()
-        _answer({"ready": spec.id})
-        serve = group.create_task(_serve(participant, reader, meter, returns, stopped))
+        tasks = (
+            group.create_task(_watch(participant, meter, returns, stopped)),
+            # From the start: whoever finds no coordinator, and has lost its parent meanwhile, is to end, too.
+            group.create_task(_serve(participant, commands, meter, returns, stopped)),
+            group.create_task(_work(participant, spec.id, meter)),
+        )
         await stopped.wait()
-        for task in (meter_task, watch, serve):
+        for task in tasks:
             task.cancel()
     return 0
+
+
+async def _work(participant: Participant, name: str, meter: StallMeter) -> None:
+    """Say when it is a member; only then is there a cut that could hold the loop, and the meter costs a twentieth of a core."""
+    await participant.wait_member()
+    _answer({"ready": name})
+    await meter.run()
 
 
 async def _serve(

@@ -201,7 +201,7 @@ class MqttTransport:
         return dict(self._counts)
 
     async def _connect(self) -> None:
-        backoff = Backoff(first=0.05, most=2.0)
+        backoff = Backoff(first=0.05, most=2.0, later=5.0)
         said = ""
         while True:
             try:

@@ -300,7 +300,7 @@ class WebSocketTransport:
     # --- the dialing side
 
     async def _dial(self, peer: str, address: str) -> None:
-        backoff = Backoff(first=0.02, most=2.0)
+        backoff = Backoff(first=0.02, most=2.0, later=5.0)
         said = ""
         while True:
             try:
