@@ -94,6 +94,7 @@ class StepRunner:
         self.backend = backend
         self._hosts = hosts
         self._cluster = cluster
+        self._fence = fence
         self._epoch = epoch
         self._clock = clock
         self._sink = sink
@@ -112,6 +113,8 @@ class StepRunner:
         self._waiting: dict[Context, None] = {}
         """Turns that do nothing but wait."""
         self._closed = False
+        self._unheard: tuple[int, int] | None = None
+        """Rollbacks that the ledger has not heard of yet: the oldest epoch that they went back to, the newest incarnation."""
         self._questions_asked = 0
 
     # --- from contexts ------------------------------------------------------------------------------------------------
@@ -131,7 +134,7 @@ class StepRunner:
             future.cancel()
         if done and calls.tokens and not self._closed:
             # Where the cut of the newest epoch is still to come here, the entry lives an epoch longer than it must.
-            self._spawn(self._close_turn(tuple(calls.tokens), self._epoch()))
+            self._spawn(self._close_turn(tuple(calls.tokens), self._epoch(), self._fence().incarnation))
 
     # --- from the participant -----------------------------------------------------------------------------------------
 
@@ -172,10 +175,15 @@ class StepRunner:
 
     def rolled_back(self, base: int) -> None:
         """The cluster begins again from this epoch, in the incarnation of now: what its later turns did may come again."""
-        self._spawn(self._reopen(base))
+        if self._unheard is not None:
+            base = min(base, self._unheard[0])
+        self._unheard = base, self._fence().incarnation
+        self._spawn(self._reopen())
 
     async def prune(self, oldest: int) -> int:
         """No epoch older than this one is kept; returns how many entries went."""
+        # What a rollback may bring back is not forgotten, however late the ledger hears of the rollback.
+        await self._reopen()
         return await self._ledger.ask(lambda: self.backend.prune(oldest, self._ledger.fence()))
 
     def turn_parked(self) -> None:
@@ -520,11 +528,27 @@ class StepRunner:
         finally:
             self._looking = None
 
-    async def _reopen(self, base: int) -> None:
-        await self._ledger.ask(lambda: self.backend.reopen(base, self._ledger.fence()))
+    async def _reopen(self) -> None:
+        unheard = self._unheard
+        if unheard is None:
+            return
+        await self._ledger.ask(lambda: self.backend.reopen(unheard[0], self._ledger.fence()))
+        if self._unheard == unheard:
+            self._unheard = None
 
-    async def _close_turn(self, tokens: tuple[str, ...], after: int) -> None:
-        await self._ledger.ask(lambda: self.backend.close_turn(tokens, after, self._ledger.fence()))
+    async def _close_turn(self, tokens: tuple[str, ...], after: int, incarnation: int) -> None:
+        """Unless the cluster has been rolled back while the ledger did not answer.
+
+        The turn may be one of those that come again. Closed in the name of a later incarnation than its own, its entries would
+        go with the old epochs, and it would do everything once more.
+        """
+
+        async def close() -> None:
+            fence = self._ledger.fence()
+            if fence.incarnation == incarnation:
+                await self.backend.close_turn(tokens, after, fence)
+
+        await self._ledger.ask(close)
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
