@@ -3,7 +3,8 @@
 A marker waits behind what was said before it. So an epoch lasts as long as the longest queue of a channel, and one that outlasts
 its deadline aborts and names that channel. Where a window holds one frame, each frame waits for the round trip of the one before
 it: a world whose agents say more than that lets its queues grow for ever, and no epoch of agents at work commits there, whatever
-the product does. All of this follows from the options; from what is queued already follows how long it takes.
+the product does. All of this follows from the options; from what is queued already follows how long it takes. The same holds of a
+mailbox that has grown while its agent was away: where each message is a piece of its own, its capture can outlast the deadline.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from protocol.limits import CHANNEL_WINDOW_BYTES
 from simulations.topologies import targets_of
 from simulations.workloads import kind_of
+from simulations.world import US
 
 if TYPE_CHECKING:
     from simulations.options import Options
@@ -21,6 +23,8 @@ DRAWN_LOAD_MAX: Final = 0.5
 """Of worlds that are drawn: what was queued while somebody was away is gone after as long again."""
 LOAD_MAX: Final = 0.75
 """Beyond this, queues are long by chance alone, and commits are demanded of agents at rest."""
+SLICE_NS: Final = 300 * US
+"""Between two slices of a capture that nobody keeps waiting."""
 _LOOKS: Final = 6
 """Looks at the stopwatch, each of `Options.turn_ns`, between a frame that arrives and those that leave: a turn or two."""
 
@@ -55,3 +59,14 @@ def drained_ns(options: Options, queued: int) -> int:
     """
     busy = load(options)
     return int(queued * frame_trip_ns(options) / (1 - busy if busy <= LOAD_MAX else 1))
+
+
+def captured_ns(options: Options, messages: int) -> int:
+    """How long the capture of one mailbox takes while turns go on between its slices, at most.
+
+    Args:
+        options: Of a world whose pieces may be as small as a message; drivers keep production's, and its slices of time.
+        messages: That wait.
+    """
+    pieces = 0 if options.runtimes else min(messages, messages * kind_of(options).item_bytes // options.piece_bytes)
+    return pieces * (SLICE_NS + _LOOKS * options.turn_ns) // options.slice_steps

@@ -21,7 +21,13 @@ from simulations.cluster import SimulatedCluster
 from simulations.faults import Injector
 from simulations.forking import options_of_fork, run_fork
 from simulations.mutants import planted
-from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
+from simulations.oracles.liveness import (
+    captured_in_time,
+    demand_all_members,
+    demand_commits,
+    demand_ends,
+    demand_quiet,
+)
 from simulations.oracles.rot import check_rot
 from simulations.trace import Trace
 from simulations.violations import Violation
@@ -179,7 +185,11 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     cluster.heal()
     demand_all_members(cluster)
     demand_ends(cluster)
-    if what.options.recording_bytes_max >= RECORDING_ENOUGH and load(what.options) <= LOAD_MAX:
+    if (
+        what.options.recording_bytes_max >= RECORDING_ENOUGH
+        and load(what.options) <= LOAD_MAX
+        and captured_in_time(cluster)
+    ):
         # Where agents come to rest, one more is demanded of them then.
         demand_commits(cluster, 1 if cluster.workload.comes_to_rest else 2)
     cluster.workload.demand(cluster)

@@ -18,7 +18,8 @@ from protocol.errors import ObjectConflict
 from protocol.ids import ClusterName
 from protocol.limits import UPLOAD_RETRY_NS
 from simulations import mutants
-from simulations.world import MS, US
+from simulations.carrying import SLICE_NS
+from simulations.world import MS
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from protocol.ids import Epoch
     from simulations.participant_node import ParticipantLife
 
-_SLICE_NS = 300 * US
 _PAUSE_NS_MAX = 1000 * MS
 
 
@@ -124,7 +124,7 @@ class Uploads:
         self._queue.append(part)
         if not self._running:
             self._running = True
-            self._life.later(_SLICE_NS, self._slice)
+            self._life.later(SLICE_NS, self._slice)
 
     def _slice(self) -> None:
         """Some small steps of the first part in the queue, as often as there is one."""
@@ -148,7 +148,7 @@ class Uploads:
                 self._sliced(part)
         if self._queue and not self._running and self._life.alive:
             self._running = True
-            self._life.later(_SLICE_NS, self._slice)
+            self._life.later(SLICE_NS, self._slice)
 
     def _sliced(self, part: _Part) -> None:
         if part.encoded:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from simulations.carrying import drained_ns
+from simulations.carrying import captured_ns, drained_ns
 from simulations.violations import LivenessViolation
 from simulations.world import SECOND
 
@@ -97,6 +97,16 @@ def demand_quiet(cluster: SimulatedCluster) -> None:
         for stream in life.ghost.incoming.values():
             if stream.delivered != len(stream.sent):
                 raise LivenessViolation("I6", f"{stream}: {stream.delivered} of {len(stream.sent)} messages arrived")
+
+
+def captured_in_time(cluster: SimulatedCluster) -> bool:
+    """Whether what waits for agents, or is about to, leaves epochs the time for its capture; else commits are demanded at rest."""
+    options = cluster.options
+    waiting = 0
+    for life in [] if options.runtimes else cluster.lives.values():
+        behind = sum(len(stream.sent) - stream.delivered for stream in life.ghost.incoming.values())
+        waiting = max(waiting, behind + max((len(host.mailbox) for host in life.hosts), default=0))
+    return captured_ns(options, waiting) <= options.deadline_ns // 2
 
 
 def _queued(cluster: SimulatedCluster) -> int:

@@ -3,7 +3,17 @@
 import pytest
 
 from protocol.limits import CHANNEL_WINDOW_BYTES
-from simulations.carrying import DRAWN_LOAD_MAX, LOAD_MAX, drained_ns, frame_trip_ns, load, round_trip_ns, slow_down
+from simulations.carrying import (
+    DRAWN_LOAD_MAX,
+    LOAD_MAX,
+    SLICE_NS,
+    captured_ns,
+    drained_ns,
+    frame_trip_ns,
+    load,
+    round_trip_ns,
+    slow_down,
+)
 from simulations.cluster import SimulatedCluster
 from simulations.options import Options
 from simulations.swarm import draw_options, draw_run
@@ -91,3 +101,12 @@ def test_a_queue_lasts_for_a_round_trip_a_message_and_longer_while_more_is_said(
     flooded = options_of(workload="pipeline", burst=100, **narrow)
     assert load(flooded) > 1
     assert drained_ns(flooded, 100) == 100 * round_trip_ns(flooded), "asked for once they are at rest"
+
+
+def test_a_mailbox_is_captured_piece_by_piece_and_never_in_more_pieces_than_messages():
+    small = options_of(piece_bytes=1, slice_steps=1, turn_ns=0)
+    assert captured_ns(small, 2400) == 2400 * SLICE_NS
+    assert captured_ns(options_of(piece_bytes=1, slice_steps=8, turn_ns=0), 2400) == 300 * SLICE_NS
+    assert captured_ns(options_of(piece_bytes=1, slice_steps=1, turn_ns=MS), 2400) > 10 * SECOND, "turns go on"
+    assert captured_ns(options_of(slice_steps=1), 2400) < 10 * MS
+    assert captured_ns(options_of(piece_bytes=1, slice_steps=1, runtimes=True), 2400) == 0
