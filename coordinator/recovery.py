@@ -365,6 +365,8 @@ class RecoveryKeeper:
                 members=state.topology.members,
                 renames=record.renames,
                 ancestry=self._ledger.ancestry,
+                elsewhere=self._ledger.elsewhere(name),
+                returns=bool(state.participants[name].before),
             ),
         )
 

@@ -184,6 +184,12 @@ class ParticipantMachine(Channels):
         return self._entrance.order is not None and self.topology is None
 
     @property
+    def returning(self) -> bool:
+        """It is restoring, and agents of its own may have run in an earlier life."""
+        order = self._entrance.order
+        return self.restoring and order is not None and order.returns is not False
+
+    @property
     def open_epochs(self) -> tuple[Epoch, ...]:
         """Epochs with a local part that the coordinator has not ended."""
         return self._epochs.open()

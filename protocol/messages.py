@@ -331,6 +331,11 @@ class Restore(Control, frozen=True, kw_only=True, tag="restore"):
     """Agents that come back under another name: (in the epoch, from now on); see `protocol.renames`."""
     ancestry: Ancestry | None = None
     """Of the incarnation; None: an older build's coordinator does not say."""
+    elsewhere: dict[str, tuple[str, ...]] = {}
+    """Participant -> agents placed on this one that have run there since the epoch, in incarnations that are over (`protocol.stays`)."""
+    returns: bool | None = None
+    """Whether an earlier life of this participant was lost, so that agents of its own may have run before; None: an older build's
+    coordinator does not say."""
 
 
 class Ingest(Control, frozen=True, kw_only=True, tag="ingest"):

@@ -305,6 +305,8 @@ class LedgerState(msgspec.Struct, kw_only=True):
     """Agent -> live participant that hosts it from the next rollback on."""
     rollbacks: dict[int, RollbackRecord] = {}
     """By the incarnation that they began."""
+    stays: dict[str, dict[str, int]] = {}
+    """Hosts of agents that have come to another one (`protocol.stays`)."""
     stopped: str = ""
     """Why nothing is rolled back by itself any more; "" while that is not so."""
     policy: PolicySettings | None = None

@@ -37,6 +37,7 @@ from coordinator.ledger.records import (
 )
 from protocol.ancestry import Ancestry
 from protocol.limits import ROLLBACKS_REMEMBERED_MAX
+from protocol.stays import elsewhere, note_stays
 from protocol.streams import line_of
 
 if TYPE_CHECKING:
@@ -65,6 +66,10 @@ def yes(**fields: Any) -> Result:  # noqa: ANN401 - JSON values
 def no(code: str, text: str, **fields: Any) -> Result:  # noqa: ANN401 - JSON values
     """The result of what was refused."""
     return {"ok": False, "code": code, "sentence": text, **fields}
+
+
+def _hosts_in(members: Iterable[Member]) -> dict[str, str]:
+    return {agent: member.id for member in members for agent in member.agents}
 
 
 def _given_up(line: Iterable[RollbackRecord]) -> frozenset[str]:
@@ -160,6 +165,14 @@ class RollbackRules:
             through.append((base.incarnation, base.epoch))
             known_from = base.incarnation
         return Ancestry(incarnation=self.state.incarnation, through=tuple(through), known_from=known_from)
+
+    def elsewhere(self, participant: str) -> dict[str, tuple[str, ...]]:
+        """Of the agents that this incarnation has at a participant: where else they have run since its epoch (`protocol.stays`)."""
+        record = self.state.participants.get(participant)
+        if record is None or not self.state.stays:
+            return {}
+        base = self.state.epochs.get(self.state.base)
+        return elsewhere(self.state.stays, record.agents, participant, 0 if base is None else base.incarnation)
 
     def descends_from(self, epoch: int) -> bool:
         """Whether what runs now comes from this epoch: no rollback has given it up by going back further.
@@ -329,6 +342,7 @@ class RollbackRules:
             ]
             return yes(outcome="stopped", sentence=state.stopped)
 
+        ran = self.incarnation_begun
         before = self.rollback
         if before is not None:
             before.members = {}
@@ -340,6 +354,7 @@ class RollbackRules:
             why = AbortRecord(participant="", phase="rollback", cause=command.cause)
             self._end_aborted(record, why, at=command.at, took_ns=0)
             assert record.state == ABORTED
+        hosts = _hosts_in(state.topology.members)
         self._carry_out_adoptions(command.renames)
         self._note_given_up(command.dropped)
         for name in sorted(state.participants):
@@ -353,6 +368,8 @@ class RollbackRules:
         state.topology = TopologyRecord(version=state.topology.version + 1, members=members)
         self._joining_count = self._gone_count = 0
         self._membership_changed()
+        if ran:
+            note_stays(state.stays, hosts, _hosts_in(members), command.renames, state.incarnation)
         state.incarnation = command.incarnation
         state.base = command.epoch
         if not command.automatic:

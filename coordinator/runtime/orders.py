@@ -47,6 +47,8 @@ class _Restore(Control, frozen=True, kw_only=True, tag="restore"):
     members: msgspec.Raw
     renames: tuple[tuple[str, str], ...] = ()
     ancestry: Ancestry | None = None
+    elsewhere: dict[str, tuple[str, ...]] = {}  # noqa: RUF012 - msgspec copies it
+    returns: bool | None = None
 
 
 assert _Restore.__struct_fields__ == Restore.__struct_fields__
@@ -80,6 +82,8 @@ class OrderEncoder:
                     members=self._encoded,
                     renames=message.renames,
                     ancestry=message.ancestry,
+                    elsewhere=message.elsewhere,
+                    returns=message.returns,
                 )
             )
         return _encoder.encode(

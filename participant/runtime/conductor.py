@@ -47,6 +47,7 @@ from protocol.messages import (
     decode_to_participant,
     encode_control,
 )
+from protocol.stays import Stays, elsewhere, note_stays
 from protocol.topology import Topology
 
 if TYPE_CHECKING:
@@ -141,6 +142,8 @@ class Conductor:
         self.term = 1
         self.incarnation = 1
         self._ancestries = {1: Ancestry(incarnation=1)}
+        self._stays: Stays = {}
+        self._ever_lost: set[str] = set()
         self.topology = Topology(TopologyVersion(0), ())
         self.manifests: dict[int, Manifest] = {}
         self.aborted: dict[int, str] = {}
@@ -227,6 +230,7 @@ class Conductor:
     def fence(self, participant: str, reason: str) -> None:
         """End a participant's session, as an expired lease does."""
         seat = self._seats.pop(participant)
+        self._ever_lost.add(participant)
         if seat.line is not None:
             seat.line.say(Fenced(term=self.term, session=seat.session, reason=reason))
         for number in list(self._open):
@@ -255,6 +259,7 @@ class Conductor:
         """
         for number in list(self._open):
             self.abort(number, "a rollback began")
+        hosts = self._hosts()
         self.incarnation += 1
         self._lost, self._stale = {}, False
         for name, seat in self._seats.items():
@@ -262,6 +267,7 @@ class Conductor:
             seat.stream_line, seat.streams = 0, ()
             seat.agents = (placement or {}).get(name, seat.agents)
         self._make_topology()
+        note_stays(self._stays, hosts, self._hosts(), renames, self.incarnation - 1)
         manifest = self.manifests.get(epoch)
         through: tuple[tuple[int, int], ...] = ()
         if manifest is not None:
@@ -286,11 +292,19 @@ class Conductor:
             self.order_restore(seat.register.participant)
         return outcome
 
+    def _hosts(self) -> dict[str, str]:
+        return {agent: member.id for member in self.topology.members for agent in member.agents}
+
     def order_restore(self, participant: str) -> None:
         """Say the order of the rollback that runs, perhaps again."""
         if self._rollback is not None:
             seat = self._seats[participant]
-            self._say(participant, msgspec.structs.replace(self._rollback.order, session=seat.session))
+            order = self._rollback.order
+            since = self.manifests[order.epoch].incarnation if order.epoch else 0
+            away = elsewhere(self._stays, seat.agents, participant, since)
+            returns = participant in self._ever_lost
+            told = msgspec.structs.replace(order, session=seat.session, elsewhere=away, returns=returns)
+            self._say(participant, told)
 
     def _restored(self, seat: _Seat, message: Restored | RestoreFailed) -> None:
         rollback = self._rollback
@@ -312,6 +326,7 @@ class Conductor:
     def lose(self, participant: str) -> None:
         """A participant's process has died. The others keep their topology: a rollback comes next."""
         self._lost[participant] = self._seats.pop(participant)
+        self._ever_lost.add(participant)
         for number in list(self._open):
             self.abort(number, f"{participant} was lost")
 

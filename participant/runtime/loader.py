@@ -228,6 +228,7 @@ class Loader:
                 ahead.cancel()
         for agent in sources.plan.fresh:
             hosts[agent].descend(agent)
+            self._note_stays(hosts[agent], order)
             self._fresh(hosts[agent], self._clock.now())
             state.fresh(agent)
         ordered = sorted(hosts.values(), key=lambda host: host.id)
@@ -303,6 +304,7 @@ class Loader:
             timers = [(left, renamed_bytes(data, renames, where)) for left, data in timers]
         host.descend(snapshot.was or snapshot.id)
         self._note_ledgers(host, sources.snapshots[source], snapshot)
+        self._note_stays(host, order)
         host.load(
             saved.fields,
             state_version=snapshot.state_version,
@@ -332,6 +334,11 @@ class Loader:
         """Effect ledgers that may hold what the agent has done, and are not at hand."""
         at_hand = part.ledger or unnamed(part.participant, part.session)
         host.has_done(name for name in (*snapshot.ledgers, at_hand) if not self._covers(name))
+
+    def _note_stays(self, host: AgentHost, order: Restore) -> None:
+        """The same of hosts that no epoch tells of."""
+        names = (unnamed(participant, 0) for participant, agents in order.elsewhere.items() if host.id in agents)
+        host.has_done(name for name in names if not self._covers(name))
 
     # --- in threads ---------------------------------------------------------------------------------------------------
 

@@ -1249,7 +1249,7 @@ class Participant:
         self._restorer.halt()
 
     def _persist_incarnation(self, effect: PersistIncarnation) -> None:
-        self._restorer.persist(effect.incarnation, self._machine.session, returns=self._machine.restoring)
+        self._restorer.persist(effect.incarnation, self._machine.session, returns=self._machine.returning)
 
     def _restore_local(self, effect: RestoreLocal) -> None:
         self._restored_epoch = effect.order.epoch

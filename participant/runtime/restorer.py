@@ -204,7 +204,7 @@ class Restorer:
         Args:
             incarnation: That is entered.
             session: Of this life.
-            returns: To restore agents: earlier lives of this participant may have run them.
+            returns: Earlier lives of this participant may have run agents.
         """
         late = returns and not self._began_here
         self._tasks.spawn(self._persist(Life(incarnation, session), late=late), name=f"enter incarnation {incarnation}")
@@ -238,6 +238,8 @@ class Restorer:
             if late:
                 # Before the folder is anybody's: it says from then on that lives have had it.
                 await asyncio.to_thread(self._came_late)
+            if self._turns is not None:
+                await self._turns.wait_begun()
             await asyncio.to_thread(self._folder.take_over, life)
             if self._intake is not None:
                 await self._intake.taken_over()

@@ -347,10 +347,14 @@ class TurnKeeper:
         self._cuts.clear()
         self._outputs.clear()
 
-    async def wait_idle(self) -> None:
-        """Until nothing is being written."""
+    async def wait_begun(self) -> None:
+        """Until a life that has begun to log has put that down: as itself, while the folder is its own."""
         if self._beginning is not None:
             await asyncio.wait({self._beginning})
+
+    async def wait_idle(self) -> None:
+        """Until nothing is being written."""
+        await self.wait_begun()
         self._logger.release()
         await self._logger.wait_idle()
 

@@ -30,7 +30,8 @@ from participant import (
 from participant.effects.entries import State
 from participant.failure import Backoff
 from participant.runtime.effects_local import NAME_FILE
-from participant.runtime.log_files import FolderFiles
+from participant.runtime.log_files import FolderFiles, LocalFolder
+from participant.runtime.turn_base import read_base
 from participant.testing import Cluster, EpochView
 from protocol.digests import snapshot_key
 from protocol.documents import decode_local_snapshot, encode_local_snapshot
@@ -483,6 +484,13 @@ async def test_what_was_done_where_the_ledger_here_does_not_reach_is_found_out_o
         assert participant.parked == ()
 
 
+async def crash_with_log(cluster: Cluster, folder: Path, name: str) -> None:
+    """After its life has begun to write the log."""
+    local, session = LocalFolder(folder, name), cluster.participants[name].session
+    await until(lambda: (base := read_base(local)) is not None and base.session == session)
+    await cluster.crash(name)
+
+
 async def in_doubt(cluster: Cluster) -> str:
     """The charge comes, and is not made; the reason."""
     await cluster.advance(61)
@@ -545,6 +553,38 @@ async def test_doubt_goes_with_an_agent_to_its_next_hosts(tmp_path: Path, why: s
         assert Bank.charges == ["o1"]
 
 
+@pytest.mark.parametrize("durability", ["epoch", "turn"])
+@pytest.mark.parametrize("epoch", [False, True])
+async def test_agent_that_comes_back_to_an_epoch_from_before_it_was_elsewhere_has_left_doubt_there(
+    tmp_path: Path, epoch: bool, durability: str
+):
+    """Nothing that its host has on the disk or in the store tells of it: the other one committed no epoch, or one that is passed over."""
+    async with ledgers_of_their_own(tmp_path, durability=durability) as cluster:
+        first = await cluster.epoch()
+        await cluster.restore(first, placement=ELSEWHERE)
+        await cluster.advance(61)
+        (parked,) = cluster.participant_of("shop/main").parked
+        await cluster.settle(parked.token, DidNotHappen())
+        await cluster.idle()
+        assert Bank.charges == ["o1"]
+        if epoch:
+            await cluster.epoch()
+        for name in ("p1", "p2"):
+            await cluster.crash(name)
+        back: Placement = {"p1": ["shop/main"], "p2": ["other/main"]}
+        await cluster.restore(first, placement=back)
+        await cluster.idle()
+        if durability == "turn":
+            await crash_with_log(cluster, tmp_path, "p1")
+            await cluster.resume()
+        else:
+            await cluster.crash("p1")
+            await cluster.restore(first, placement=back)
+        await cluster.idle()
+        assert cluster.participant_of("shop/main").id == "p1"
+        assert "its agent was at p2" in await in_doubt(cluster)
+
+
 @pytest.mark.parametrize("crash", [False, True])
 async def test_what_the_ledger_at_hand_knows_of_is_in_no_doubt_and_costs_an_epoch_nothing(tmp_path: Path, crash: bool):
     async with ledgers_of_their_own(tmp_path) as cluster:
@@ -575,6 +615,27 @@ async def test_agents_that_began_here_may_begin_again_here(tmp_path: Path, crash
 
 
 @pytest.mark.parametrize("epoch", [False, True])
+async def test_who_comes_for_the_first_time_with_a_rollback_has_done_nothing_elsewhere(tmp_path: Path, epoch: bool):
+    """Its agents begin: no epoch has them."""
+    cluster = Cluster(Other("main"), local=str(tmp_path))
+    cluster.effects = ""  # type: ignore[assignment]
+    async with cluster:
+        before = await cluster.epoch() if epoch else None
+        cluster._crashed["p2"] = (Shop("main"),)
+        for _ in range(2):
+            await cluster.restore(before)
+            await cluster.idle()
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        # What it does from here on is known in its folder, and nowhere without it.
+        for name in ("p1", "p2"):
+            await cluster.crash(name)
+        shutil.rmtree(tmp_path / "p2")
+        await cluster.restore(before)
+        await in_doubt(cluster)
+
+
+@pytest.mark.parametrize("epoch", [False, True])
 async def test_doubt_is_carried_by_the_log_of_turns(tmp_path: Path, epoch: bool):
     """The new host goes on from its log: from the order that brought the agent, or from a part of its own."""
     async with ledgers_of_their_own(tmp_path, durability="turn") as cluster:
@@ -582,7 +643,7 @@ async def test_doubt_is_carried_by_the_log_of_turns(tmp_path: Path, epoch: bool)
         for _ in range(2):
             if epoch:
                 await cluster.epoch()
-            await cluster.crash(host)
+            await crash_with_log(cluster, tmp_path, host)
             await cluster.resume()
             await cluster.idle()
         await in_doubt(cluster)
@@ -595,7 +656,7 @@ async def test_log_of_turns_whose_effect_ledger_is_lost_is_in_doubt_about_what_i
         cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
         await until(lambda: Bank.calls == 1)
         for _ in range(2):
-            await cluster.crash("p1")
+            await crash_with_log(cluster, tmp_path, "p1")
             if Bank.hang:
                 Bank.hang = ""
                 shutil.rmtree(tmp_path / "p1" / "effects")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,10 +12,11 @@ import pytest
 from participant import Agent, Context, Participant, handler, value
 from participant.runtime.conductor import Conductor, LocalControl
 from participant.runtime.intake import Intake
-from participant.runtime.log_files import LocalFolder
+from participant.runtime.log_files import Life, LocalFolder
 from participant.runtime.restorer import Restorer
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
 from participant.runtime.turn_base import BASE_NAME, TurnBase, read_base
+from participant.runtime.turn_keeper import TurnKeeper
 from protocol.errors import FencedError, RecoveryError, SnapshotError
 from protocol.storage.memory import MemoryStore
 from protocol.topology import Topology
@@ -81,14 +81,12 @@ class World:
     """Participants with a log each in folders that several processes may have."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.hub = MemoryHub()
         self.store = MemoryStore(CLUSTER)
         self.conductor = Fresh(cluster=CLUSTER, store=self.store, keys=KEYS)
         self.local = {"a": folder / "a", "b": folder / "b"}
         self.here: dict[str, Participant] = {}
         self._open: list[Participant] = []
-        self._kills = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,11 +134,7 @@ class World:
         return base
 
     async def kill(self, name: str) -> None:
-        """What is on the disk in this moment is all that is left of it."""
-        before = self.local[name]
-        self._kills += 1
-        self.local[name] = self.folder / f"{name}-{self._kills}"
-        shutil.copytree(before, self.local[name])
+        """It ends, and says nothing to anybody."""
         await self.end(self.here.pop(name))
         self.conductor.lose(name)
 
@@ -356,3 +350,33 @@ async def test_input_of_a_member_that_died_before_it_had_noted_its_membership_is
         await world.has("a", 4, 5)
         await world.add("a", 6)
         await world.has("a", 4, 5, 6)
+
+
+async def test_rollback_that_comes_while_a_life_begins_to_log_lets_it_put_that_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder goes to the next incarnation of the same process; it is not taken for somebody else's."""
+    release, gate = TurnKeeper._release, asyncio.Event()
+
+    async def late(self: TurnKeeper, life: Life) -> None:
+        await gate.wait()
+        await release(self, life)
+
+    async with World(tmp_path) as world:
+        await world.start("b")
+        monkeypatch.setattr(TurnKeeper, "_release", late)
+        late_one = world.here["a"] = await world.make("a").__aenter__()
+        await late_one.wait_member()
+        await world.conductor.wait_members("a", "b")
+        outcome = world.conductor.begin_rollback(0)
+        await until(lambda: late_one._machine.restoring)
+        folder = LocalFolder(world.local["a"], "a")
+        # Long enough for whoever does not wait.
+        for _ in range(100):
+            await asyncio.to_thread(folder.highest)
+        gate.set()
+        async with asyncio.timeout(20):
+            await outcome
+        await world.add("a", 1)
+        await world.has("a", 1)
+        assert {name: each.incarnation for name, each in world.here.items()} == {"a": 2, "b": 2}

@@ -113,7 +113,7 @@ def test_a_fork_runs_beside_and_reaches_nothing_outside():
 
 
 def test_an_operator_settles_what_nothing_else_can():
-    what = draw_run(16, recovery=True, runtimes=True, workload="orders")
+    what = draw_run(25, recovery=True, runtimes=True, workload="orders")
     what.options.settled = True
     assert carried_out(what)["turn.parked"]
 

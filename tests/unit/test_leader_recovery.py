@@ -482,6 +482,12 @@ def test_operator_moves_an_agent_with_a_rollback_to_the_newest_epoch():
     assert world.participants["b"].placed == ("worker/a", "worker/b")
     assert world.participants["a"].placed == ()
     world.run(until=world.ready)
+    # Back again before any epoch of where it was: its host is told, in each order that says it.
+    world.restore(None, "move", (("worker/a", "a"),))
+    world.run(until=recovered(world, 3))
+    assert [order.elsewhere for order in world.participants["b"].restore_orders] == [{}, {}]
+    assert [order.elsewhere for order in world.participants["a"].restore_orders] == [{}, {"b": ("worker/a",)}]
+    world.run(until=world.ready)
     commit(world, 2)
 
 
@@ -919,6 +925,19 @@ def test_everybody_who_may_have_a_log_of_turns_is_waited_for_as_long():
     world.run(3)
     assert world.ledger.state.incarnation == 1, "b has been gone for long enough, c has not"
     world.run(until=recovered(world, 2), limit=10)
+
+
+def test_each_is_told_whether_an_earlier_life_of_it_was_lost():
+    """Also one that comes for the first time with a rollback."""
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.revive("b")
+    world.add("c")
+    world.run(until=recovered(world, 2))
+    told = {name: [order.returns for order in each.restore_orders] for name, each in world.participants.items()}
+    assert told["a"] == [False]
+    assert told["b"] == [True]
+    assert set(told["c"]) <= {False}
 
 
 def test_a_map_without_an_epoch_is_not_taken_for_the_rollback_that_is_under_way():

@@ -435,6 +435,41 @@ def test_what_is_not_remembered_of_incarnations_is_said():
     assert found.undone(found.known_from, 10_000)
 
 
+def test_ledger_remembers_where_agents_have_run_since_an_epoch():
+    """Only incarnations that began count, and only hosts that the epoch does not tell."""
+    log = recovering("a", "b")
+    move(log, "w/a", "b")
+    assert log.ledger.elsewhere("b") == {}, "it was at a at the cut, and all of its incarnation"
+    begin(log, "a", "b")
+    move(log, "w/a", "a")
+    assert log.ledger.elsewhere("a") == {"b": ("w/a",)}
+    assert log.ledger.elsewhere("b") == {}
+    copy = Ledger("shop")
+    copy.load(log.ledger.dump())
+    assert copy.elsewhere("a") == {"b": ("w/a",)}
+    begin(log, "a", "b")
+    commit(log, 2, OTHER, MANIFEST)
+    assert roll_back(log)["ok"]
+    assert log.ledger.elsewhere("a") == {}, "the epoch is of a later stay"
+    begin(log, "a", "b")
+    assert roll_back(log, epoch=1)["ok"]
+    assert log.ledger.elsewhere("a") == {"b": ("w/a",)}
+
+
+def test_host_of_an_incarnation_that_never_began_is_none():
+    log = recovering("a", "b")
+    move(log, "w/a", "b")
+    move(log, "w/a", "a")
+    assert log.ledger.elsewhere("a") == {}
+    assert log.ledger.state.stays == {"w/a": {"a": 1}}
+
+
+def move(log, agent, to):
+    session = log.ledger.state.participants[to].session
+    assert log.do(AdoptCommand, session=session, agents=(agent,), move=True)["ok"]
+    assert roll_back(log)["ok"]
+
+
 def begin(log, *names):
     fence(log)
     restored(log, *names)
