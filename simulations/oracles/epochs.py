@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from protocol.digests import digest, manifest_key
 from protocol.documents import decode_manifest
-from protocol.errors import ObjectCorrupt, UnsupportedVersion
+from protocol.errors import StoreError, UnsupportedVersion
 from protocol.tombstones import decode_tombstone
 from protocol.topology import Topology
 from simulations.oracles.membership import StartedWith
@@ -144,8 +144,8 @@ class EpochHistory:
         why = record.abort
         if why is None or not (why.cause and why.phase):
             raise Violation("P4", f"epoch {number} is forsaken without phase and cause")
-        damaged = number in self._cluster.rotten_reads or _is_of_later_format(store.durable(key))
-        if why.phase == "manifest" and not damaged and "forsaken" not in why.cause:
+        without_cause = why.phase == "manifest" and number not in self._cluster.rotten_reads
+        if without_cause and "forsaken" not in why.cause and not _is_of_later_format(store.durable(key)):
             raise Violation("P4", f"epoch {number} is forsaken although all that was read is right: {why.cause}")
         self.states[number] = "aborted"
         self.forsaken[number] = None
@@ -263,6 +263,6 @@ def _is_of_later_format(data: bytes | None) -> bool:
         decode_manifest(data or b"")
     except UnsupportedVersion:
         return True
-    except ObjectCorrupt:
-        pass
+    except StoreError:
+        pass  # damaged, or a tombstone
     return False
