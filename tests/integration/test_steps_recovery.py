@@ -31,7 +31,8 @@ from participant.effects.entries import State
 from participant.failure import Backoff
 from participant.runtime.effects_local import NAME_FILE
 from participant.runtime.log_files import FolderFiles, LocalFolder
-from participant.runtime.turn_base import read_base
+from participant.runtime.turn_base import BASE_NAME, read_base
+from participant.runtime.turn_keeper import TurnKeeper
 from participant.testing import Cluster, EpochView
 from protocol.digests import snapshot_key
 from protocol.documents import decode_local_snapshot, encode_local_snapshot
@@ -554,23 +555,26 @@ async def test_doubt_goes_with_an_agent_to_its_next_hosts(tmp_path: Path, why: s
 
 
 @pytest.mark.parametrize("durability", ["epoch", "turn"])
-@pytest.mark.parametrize("epoch", [False, True])
+@pytest.mark.parametrize("epoch", ["none", "passed over", "none, from the start"])
 async def test_agent_that_comes_back_to_an_epoch_from_before_it_was_elsewhere_has_left_doubt_there(
-    tmp_path: Path, epoch: bool, durability: str
+    tmp_path: Path, epoch: str, durability: str
 ):
     """Nothing that its host has on the disk or in the store tells of it: the other one committed no epoch, or one that is passed over."""
     async with ledgers_of_their_own(tmp_path, durability=durability) as cluster:
-        first = await cluster.epoch()
+        first = None if "start" in epoch else await cluster.epoch()
         await cluster.restore(first, placement=ELSEWHERE)
         await cluster.advance(61)
         (parked,) = cluster.participant_of("shop/main").parked
         await cluster.settle(parked.token, DidNotHappen())
         await cluster.idle()
         assert Bank.charges == ["o1"]
-        if epoch:
+        if epoch == "passed over":
             await cluster.epoch()
         for name in ("p1", "p2"):
             await cluster.crash(name)
+        if first is None:
+            # A process that hosts an agent of others is not given it as its own.
+            cluster._crashed.update(p1=(Shop("main"),), p2=(Other("main"),))
         back: Placement = {"p1": ["shop/main"], "p2": ["other/main"]}
         await cluster.restore(first, placement=back)
         await cluster.idle()
@@ -649,10 +653,25 @@ async def test_doubt_is_carried_by_the_log_of_turns(tmp_path: Path, epoch: bool)
         await in_doubt(cluster)
 
 
-async def test_log_of_turns_whose_effect_ledger_is_lost_is_in_doubt_about_what_it_does_again(tmp_path: Path):
-    """Its turn had begun, and was not logged; then the disk keeps the log alone."""
+def unnamed_keeper(*args: Any, **settings: Any) -> TurnKeeper:
+    return TurnKeeper(*args, **(settings | {"ledger": ""}))
+
+
+@pytest.mark.parametrize("older", [False, True])
+async def test_log_of_turns_whose_effect_ledger_is_lost_is_in_doubt_about_what_it_does_again(
+    tmp_path: Path, older: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """Its turn had begun, and was not logged; then the disk keeps the log alone. An older build may have begun the log."""
     Bank.gate, Bank.hang = asyncio.Event(), "after"
+    if older:
+        monkeypatch.setattr("participant.runtime.participant.TurnKeeper", unnamed_keeper)
     async with ledgers_of_their_own(tmp_path, durability="turn") as cluster:
+        if older:
+            monkeypatch.undo()
+            await crash_with_log(cluster, tmp_path, "p1")
+            assert b"ledgers" not in (tmp_path / "p1" / BASE_NAME).read_bytes()
+            await cluster.resume()
+            await cluster.idle()
         cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
         await until(lambda: Bank.calls == 1)
         for _ in range(2):
