@@ -373,6 +373,10 @@ class GhostLife:
         """It has read its log."""
         self._ghost.turns.recovered(self, *found)
 
+    def claimed(self, number: int) -> None:
+        """What it has read is closed with this record of its own."""
+        self._ghost.turns.claimed(self, number)
+
     def goes_on(self) -> None:
         """It becomes a member, as the next session of its line."""
         self._ghost.turns.goes_on(self)

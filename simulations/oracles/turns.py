@@ -111,6 +111,8 @@ class Turns:
         """Participant -> what its newest life found on its disk to build on."""
         self._begun_anew: dict[str, None] = {}
         """Participants because of which an incarnation may begin."""
+        self._claimed: dict[str, GhostLife] = {}
+        """Participant -> the life that closed its log for those before it, until a line begins there."""
         self.events: dict[int, int] = {}
         """Line -> entries of it in the ghost's history."""
 
@@ -122,6 +124,7 @@ class Turns:
         moment.number = number
         moment.agents = life.agents_now()
         self._lines[_key(life)] = _Line(life, moment)
+        self._claimed.pop(life.name, None)
 
     def moment(self, life: GhostLife, number: int) -> Moment:
         """Now."""
@@ -133,6 +136,8 @@ class Turns:
         line = self._lines.get(_key(life))
         if line is None or line.life is not life or line.over or life.superseded:
             return
+        if self._claimed.get(life.name, life) is not life:
+            return  # a twin has the log: this one's next records are nowhere, and their numbers are those of the twin's
         if line.moments[-1].number < number:
             line.moments.append(self.moment(life, number))
 
@@ -205,6 +210,17 @@ class Turns:
         if lost:
             cluster.probes.hit("turns.unseen_lost")
         self._go_back(line, moment)
+
+    def claimed(self, life: GhostLife, number: int) -> None:
+        """A life has closed what it read with this record: of no other one is there anything behind it.
+
+        A twin that was frozen before may still have the session, and become a member: it begins turns, and its log refuses them.
+        """
+        self._claimed[life.name] = life
+        key, _ = self._came_back.get(life.name, (None, 0))
+        line = None if key is None else self._lines[key]
+        if line is not None and line.life is not life:
+            line.moments = [moment for moment in line.moments if moment.number < number]
 
     def _moment_of(self, name: str, line: _Line, number: int) -> Moment:
         index = bisect_right(line.moments, number, key=_number) - 1

@@ -122,6 +122,13 @@ class WatchedKeeper(TurnKeeper):
         self.life.judged(self.life.ghost.recovered, *told)
         return recovered
 
+    async def recover(self, *arguments: Any, **settings: Any) -> Recovered | None:  # noqa: ANN401 - as its base
+        """See `TurnKeeper`."""
+        recovered = await super().recover(*arguments, **settings)
+        if recovered is not None:
+            self.life.judged(self.life.ghost.claimed, self.number)
+        return recovered
+
     @property
     def base(self) -> TurnBase | None:
         """What the log builds on."""
