@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from inspect import isfunction, signature
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -39,16 +40,39 @@ class Patcher:
         self._before: list[tuple[Any, str, Any]] = []
 
     def method(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:  # noqa: ANN401 - any class or module
-        """Put `make(original)` in place of an attribute."""
+        """Put `make(original)` in place of an attribute.
+
+        Raises:
+            TypeError: It does not take the calls of the original: it would be caught, and for nothing.
+        """
         original = owner.__dict__[name]
+        patched = make(original)
+        _check_takes(original, patched, f"{owner.__name__}.{name}")
         self._before.append((owner, name, original))
-        setattr(owner, name, make(original))
+        setattr(owner, name, patched)
 
     def undo(self) -> None:
         """As it was."""
         for owner, name, original in reversed(self._before):
             setattr(owner, name, original)
         self._before.clear()
+
+
+def _check_takes(original: Any, patched: Any, what: str) -> None:  # noqa: ANN401 - whatever a class holds
+    """Each way to call the original is one to call what stands in its place: with all that may be given, and without."""
+    if not isfunction(original) or not isfunction(patched):
+        return
+    parameters = [
+        each
+        for each in signature(original).parameters.values()
+        if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    for given in (parameters, [each for each in parameters if each.default is each.empty]):
+        by_name = {each.name: None for each in given if each.kind is each.KEYWORD_ONLY}
+        try:
+            signature(patched).bind(*(None for each in given if each.name not in by_name), **by_name)
+        except TypeError as error:
+            raise TypeError(f"{what} as planted does not take what it is given: {error}") from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +184,7 @@ def _early_ack(patcher: Patcher) -> None:
     from protocol.channel import ReceivingEnd
 
     def make(_: Any) -> Any:  # noqa: ANN401 - the patched method
-        def early(self: ReceivingEnd) -> int:
+        def early(self: ReceivingEnd, through: int = 0) -> int:
             self.ack_due = False
             ahead = self._ahead
             return ahead[-1][0] + len(ahead[-1][1]) - 1 if ahead else self.received

@@ -1161,11 +1161,12 @@ class Participant:
                 self._let_input_in(self._intake, restored=effect.restored or effect.resumed)
                 if self._turns is not None and not effect.resumed:
                     self._turns.input_from(self._intake.position)
+            if self._steps is not None and (effect.restored or effect.resumed):
+                # Also who goes on from its log: the life that was rolled back may have died before its ledger heard of it.
+                self._steps.rolled_back(self._restored_epoch)
             if effect.resumed:
                 self._tell(Resumed(session=self._machine.session, turns=self._turns_recovered))
             if effect.restored:
-                if self._steps is not None:
-                    self._steps.rolled_back(self._restored_epoch)
                 self._tell(Restored(epoch=self._restored_epoch, incarnation=self._machine.incarnation))
         if self._turns is not None:
             self._turns.streams(effect.lines)

@@ -27,6 +27,7 @@ from participant import (
     keyed,
     value,
 )
+from participant.effects.backend import MemoryEffects
 from participant.effects.entries import State
 from participant.failure import Backoff
 from participant.runtime.effects_local import NAME_FILE
@@ -36,9 +37,10 @@ from participant.runtime.turn_keeper import TurnKeeper
 from participant.testing import Cluster, EpochView
 from protocol.digests import snapshot_key
 from protocol.documents import decode_local_snapshot, encode_local_snapshot
-from protocol.errors import StoreError
+from protocol.errors import StoreError, Unreachable
 from protocol.limits import MIB
 from protocol.manifest import LocalSnapshot
+from protocol.outputs import FencingToken
 
 FAST = Backoff(first=0, maximum=0)
 
@@ -362,6 +364,43 @@ async def test_an_entry_that_a_rollback_may_bring_back_is_not_pruned():
         assert Bank.calls == 1
         fourth = await cluster.epoch()
         assert await steps.prune(fourth.number) == 1
+
+
+async def test_a_rollback_that_the_ledger_did_not_hear_of_is_told_by_the_life_that_goes_on_from_its_log(tmp_path: Path):
+    """Else what the rollback brings back could be pruned, and done again."""
+
+    class Deaf(MemoryEffects):
+        deaf = False
+        heard = 0
+
+        async def reopen(self, base: int, fence: FencingToken) -> None:
+            if self.deaf:
+                raise Unreachable("no answer")
+            await super().reopen(base, fence)
+            self.heard += 1
+
+    cluster = Cluster(Shop("main"), local=str(tmp_path), durability="turn")
+    ledger = cluster.effects = Deaf()
+    async with cluster:
+        first = await cluster.epoch()
+        await cluster.advance(61)
+        assert Bank.calls == 1
+        await cluster.epoch()
+        ledger.deaf = True
+        await cluster.restore(first)
+        local = LocalFolder(tmp_path, "p1")
+        await until(lambda: (base := read_base(local)) is not None and base.incarnation == 2)
+        assert ledger.heard == 0
+        await cluster.crash("p1")
+        ledger.deaf = False
+        await cluster.resume()
+        await until(lambda: ledger.heard > 0)
+        third = await cluster.epoch()
+        steps = cluster.participant_of("shop/main")._steps
+        assert steps is not None
+        assert await steps.prune(third.number) == 0
+        await cluster.advance(61)
+        assert Bank.calls == 1
 
 
 async def test_brothers_that_end_at_the_same_instant_as_a_crash_are_each_done_once():

@@ -124,3 +124,21 @@ def test_a_patcher_puts_back_what_it_replaced_twice():
     assert Thing.value == 3
     patcher.undo()
     assert Thing.value == 1
+
+
+@pytest.mark.parametrize("name", sorted(MUTANTS))
+def test_a_planted_bug_takes_the_calls_of_what_it_replaces(name):
+    """Else it is caught by its own TypeError, and says nothing of the oracles."""
+    with planted(name):
+        assert on(name)
+
+
+def test_a_planted_bug_that_does_not_take_the_calls_is_named():
+    class Thing:
+        def ack(self, through, *, now, slow=False): ...
+
+    for wrong in (lambda self: 0, lambda self, through: 0, lambda self, through, now, slow, more: 0):
+        patcher = Patcher()
+        with pytest.raises(TypeError, match=r"Thing\.ack as planted does not take"):
+            patcher.method(Thing, "ack", lambda _, wrong=wrong: wrong)
+    Patcher().method(Thing, "ack", lambda _: lambda *args, **more: 0)
