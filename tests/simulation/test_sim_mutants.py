@@ -91,6 +91,7 @@ FIRST = {
     "fork-charges": 8,
     "fork-delivers": 8,
     "log-without-sync": 1,  # before it a participant finds the hole itself and does not start
+    "sent-unlogged": 1,  # before it all go back so often that the next rollback waits
 }
 """Seed to begin with, where the ones before it take long and see nothing, or not what the oracle is for."""
 
