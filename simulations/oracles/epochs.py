@@ -14,6 +14,7 @@ from protocol.errors import StoreError, UnsupportedVersion
 from protocol.tombstones import decode_tombstone
 from protocol.topology import Topology
 from simulations.oracles.membership import StartedWith
+from simulations.oracles.rot import was_spoiled
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
@@ -124,8 +125,7 @@ class EpochHistory:
                 "I31",
                 f"incarnation {incarnation} goes back to epoch {epoch}, against the policy; {newest} is committed",
             )
-        spoiled = self._cluster.store.spoiled.meant
-        if epoch > newest or any(manifest_key(number) not in spoiled for number in passed_over):
+        if epoch > newest or not all(was_spoiled(self._cluster, number) for number in passed_over):
             raise Violation("I31", f"incarnation {incarnation} goes back to epoch {epoch}; {newest} is committed")
         self._cluster.probes.hit("restore.older_epoch")
 

@@ -87,6 +87,15 @@ def _committed(cluster: SimulatedCluster) -> list[int]:
 
 def _spoiled_of(cluster: SimulatedCluster, epoch: int) -> list[str]:
     """Which objects of an epoch are not what was written: manifest, local snapshots, packs, in this order."""
+    return [key for key in _once_spoiled(cluster, epoch) if cluster.store.is_spoiled(key)]
+
+
+def was_spoiled(cluster: SimulatedCluster, epoch: int) -> bool:
+    """Whether any object of a committed epoch was spoiled at some time: whoever read it then has found it damaged."""
+    return bool(_once_spoiled(cluster, epoch))
+
+
+def _once_spoiled(cluster: SimulatedCluster, epoch: int) -> list[str]:
     if not cluster.store.spoiled.meant:
         return []
     manifest = decode_manifest(cluster.oracles.history.manifests[epoch])
@@ -95,7 +104,7 @@ def _spoiled_of(cluster: SimulatedCluster, epoch: int) -> list[str]:
         *(snapshot_key(member.snapshot) for member in manifest.members),
         *(pack_key(pack) for pack in manifest.packs),
     ]
-    return [key for key in named if key in cluster.store.spoiled.meant and cluster.store.is_spoiled(key)]
+    return [key for key in named if key in cluster.store.spoiled.meant]
 
 
 def _check_found(cluster: SimulatedCluster, epoch: int, spoiled: list[str]) -> None:
