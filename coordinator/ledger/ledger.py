@@ -602,7 +602,9 @@ class Ledger(RollbackRules, SavepointRules):
         if known is None:
             return 0 if self._ever_given_up().isdisjoint(agents) else session
         comes_back = known.state == LOST and self.policy.recovery != "off"
-        return known.fresh if comes_back else session
+        # An agent that has left in order with whoever had taken it is a new one here, unless all that is undone.
+        is_new = bool(known.ended) and not self.ancestry.undone(*known.ended)
+        return known.fresh if comes_back and not is_new else session
 
     def _session_of(self, session: int) -> ParticipantRecord | Result:
         """The live participant with this session, or the refusal."""
@@ -663,6 +665,10 @@ class Ledger(RollbackRules, SavepointRules):
         record.ended_at = at
         for agent in record.agents:
             self._hosts.pop(agent, None)
+        if state == LEFT and record.adopted:
+            for other in self.state.participants.values():
+                if other is not record and not set(record.adopted).isdisjoint(other.declared):
+                    other.ended = (self.state.incarnation, self.state.epoch)
         self._drop_adoptions(record.id, ())
         self._live_count -= 1
         self._membership_changed()

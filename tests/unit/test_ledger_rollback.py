@@ -223,6 +223,25 @@ def test_agents_of_a_lost_member_are_adopted_and_stay_where_they_are():
     assert log.ledger.state.participants["b"].agents == ("w/a", "w/b")
 
 
+@pytest.mark.parametrize("undone", [False, True])
+def test_an_agent_that_left_in_order_with_its_new_host_is_a_new_one_where_it_begins_again(undone):
+    """As the same one, its messages would be named as those that others have from it. Where all of it is undone, it is the same."""
+    log = recovering("a", "b", "c")
+    lose(log, "a")
+    assert log.do(AdoptCommand, session=2, agents=("w/a",))["ok"]
+    assert roll_back(log)["ok"]
+    begin(log, "b", "c")
+    assert log.do(LeaveCommand, session=2)["ok"]
+    assert log.topology()["ok"]
+    assert log.ledger.host_of("w/a") is None
+    if undone:
+        assert roll_back(log, 0)["ok"]
+        begin(log, "c")
+    session = log.register("a", boot="boot-2")["session"]
+    assert log.ledger.state.participants["a"].fresh == (0 if undone else session)
+    assert log.ledger.state.participants["a"].agents == ("w/a",)
+
+
 def test_nobody_takes_an_agent_under_the_name_that_it_had_before():
     log = recovering("a", "b", "c")
     lose(log, "b")
