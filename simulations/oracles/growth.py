@@ -125,14 +125,16 @@ def judge_growth(where: str, before: Part | None, agent: AgentSnapshot, fields: 
     if all(name in entries for name in before.entries):
         grew = len(entries) > len(before.entries)
         return kept._replace(overlays=before.overlays + grew), "extended" if grew else ""
-    if all(name in entries for name in before.base):
+    touched = part.touched - before.base_touched
+    may_be_rewritten = 2 * touched >= before.base_keys
+    if all(name in entries for name in before.base) and (before.overlays >= OVERLAYS or not may_be_rewritten):
         if before.overlays < OVERLAYS:
             raise Violation("L6", f"{where}: {before.overlays} overlays are merged; that waits for {OVERLAYS}")
         return kept._replace(overlays=1), "merged"
-    touched = part.touched - before.base_touched
-    if 2 * touched < before.base_keys:
+    if not may_be_rewritten:
         raise Violation(
             "L6",
             f"{where}: its {before.base_keys} entries are written anew, and {touched} were touched since the last time",
         )
+    # Also where all that it began with is there: nobody has touched that, so its segments are the same ones.
     return part, "rewritten"

@@ -146,6 +146,16 @@ def test_a_field_is_written_anew_only_after_half_of_it_was_touched():
     assert isinstance(first, Part)
 
 
+def test_a_field_that_is_written_anew_may_begin_with_the_same_segments():
+    """Of entries that nobody has touched: what was added since is more than half of them, and is in segments of its own now."""
+    part, _ = step(None, BASE, written=1000, touched=100)
+    for each in (1, 2):
+        overlays = tuple((f"new {number}", 300) for number in range(each))
+        part, _ = step(part, (*BASE, *overlays), written=1000 + 300 * each, touched=100 + 30 * each)
+    part, what = step(part, (*BASE, ("rest", 700)), written=1700, touched=170, keys=170)
+    assert (what, part.overlays, part.base_keys) == ("rewritten", 0, 170)
+
+
 class OneObject:
     """A store in which there is one pack."""
 
