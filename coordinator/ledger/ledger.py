@@ -547,6 +547,7 @@ class Ledger(RollbackRules, SavepointRules):
                 registered_at=command.at,
                 before="" if known is None else known.cause,
                 fresh=self._fresh_after(known, state.session, command.agents),
+                ended=None if known is None or not self._goes_back(known) else known.ended,
             )
             if goes_on is not None:
                 assert known is not None
@@ -602,9 +603,13 @@ class Ledger(RollbackRules, SavepointRules):
         if known is None:
             return 0 if self._ever_given_up().isdisjoint(agents) else session
         comes_back = known.state == LOST and self.policy.recovery != "off"
-        # An agent that has left in order with whoever had taken it is a new one here, unless all that is undone.
-        is_new = bool(known.ended) and not self.ancestry.undone(*known.ended)
-        return known.fresh if comes_back and not is_new else session
+        # Of a lost member, the rollback that comes first says what of its agents is over.
+        is_over = known.ended is not None and not self._goes_back(known)
+        return known.fresh if comes_back and not is_over else session
+
+    def _goes_back(self, known: ParticipantRecord) -> bool:
+        """It is a lost member of which an agent has left with another host."""
+        return known.ended is not None and any(member.id == known.id for member in self.lost_members())
 
     def _session_of(self, session: int) -> ParticipantRecord | Result:
         """The live participant with this session, or the refusal."""
@@ -668,7 +673,7 @@ class Ledger(RollbackRules, SavepointRules):
         if state == LEFT and record.adopted:
             for other in self.state.participants.values():
                 if other is not record and not set(record.adopted).isdisjoint(other.declared):
-                    other.ended = (self.state.incarnation, self.state.epoch)
+                    other.ended = self.state.epoch
         self._drop_adoptions(record.id, ())
         self._live_count -= 1
         self._membership_changed()

@@ -70,8 +70,8 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
     """Why it was lost."""
     fresh: int = 0
     """See `protocol.messages.Member.fresh`."""
-    ended: tuple[int, ...] = ()
-    """Incarnation, and the newest epoch then, in which an agent of its program left in order with another host; empty: none has."""
+    ended: int | None = None
+    """Newest epoch started when an agent of its program left in order with another host, in this incarnation; None: none has."""
     before: str = ""
     """Why the session before this one was lost."""
     line: int = 0

@@ -307,8 +307,19 @@ class RollbackRules:
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
             if not given_up.isdisjoint(participant.declared):
-                self.state.session += 1  # a number that no session has
-                participant.fresh = self.state.session
+                self._begin_as_new(participant)
+
+    def _note_ended(self, epoch: int) -> None:
+        """The same of agents that have left in order with a host that had taken them, unless going back to this epoch undoes that."""
+        for name in sorted(self.state.participants):
+            participant = self.state.participants[name]
+            if participant.ended is not None and participant.ended < epoch:
+                self._begin_as_new(participant)
+            participant.ended = None
+
+    def _begin_as_new(self, participant: ParticipantRecord) -> None:
+        self.state.session += 1  # a number that no session has
+        participant.fresh = self.state.session
 
     def _drop_adoptions(self, participant: str, agents: tuple[str, ...]) -> None:
         """A host of agents has come or gone: what was to be adopted by it, or from nobody, is decided anew."""
@@ -357,6 +368,7 @@ class RollbackRules:
         hosts = _hosts_in(state.topology.members)
         self._carry_out_adoptions(command.renames)
         self._note_given_up(command.dropped)
+        self._note_ended(command.epoch)
         for name in sorted(state.participants):
             participant = state.participants[name]
             # Who was about to leave is needed again, and says so again once it has its agents.

@@ -242,6 +242,32 @@ def test_an_agent_that_left_in_order_with_its_new_host_is_a_new_one_where_it_beg
     assert log.ledger.state.participants["a"].agents == ("w/a",)
 
 
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("undone", [False, True])
+def test_what_a_rollback_undoes_decides_whether_an_agent_that_left_elsewhere_is_a_new_one(alive, undone):
+    """Of a member, live or lost: it may come in with a rollback to before that, and then all that it did comes again as it was."""
+    log = recovering("a", "b", "c")
+    assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
+    assert roll_back(log)["ok"]
+    begin(log, "a", "b", "c")
+    assert log.do(LeaveCommand, session=2)["ok"]
+    assert log.topology()["ok"]
+    commit(log, 2, OTHER, MANIFEST)
+    if not alive:
+        lose(log, "a")
+        assert log.register("a", boot="boot-2")["ok"]
+    assert log.ledger.state.participants["a"].fresh == 0
+    assert roll_back(log, 1 if undone else 2)["ok"]
+    fresh = log.ledger.state.participants["a"].fresh
+    assert (fresh == 0) == undone
+    members = {member.id: member for member in log.ledger.state.topology.members}
+    assert members["a"].fresh == fresh
+    assert all(record.session != fresh for record in log.ledger.participants())
+    begin(log, "a", "c")
+    assert roll_back(log, log.ledger.state.base)["ok"]
+    assert log.ledger.state.participants["a"].fresh == fresh, "the same one from then on"
+
+
 def test_nobody_takes_an_agent_under_the_name_that_it_had_before():
     log = recovering("a", "b", "c")
     lose(log, "b")
