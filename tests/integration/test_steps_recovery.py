@@ -629,29 +629,20 @@ async def test_agent_that_comes_back_to_an_epoch_from_before_it_was_elsewhere_ha
 
 
 @pytest.mark.parametrize("crash", [False, True])
-async def test_what_the_ledger_at_hand_knows_of_is_in_no_doubt_and_costs_an_epoch_nothing(tmp_path: Path, crash: bool):
+@pytest.mark.parametrize("start", [False, True])
+async def test_what_the_ledger_at_hand_knows_of_is_in_no_doubt_and_costs_an_epoch_nothing(
+    tmp_path: Path, start: bool, crash: bool
+):
+    """Also of agents that began here, and begin again."""
     async with ledgers_of_their_own(tmp_path) as cluster:
         for _ in range(2):
-            epoch = await cluster.epoch()
-            for part in parts_of(cluster, epoch):
+            epoch = None if start else await cluster.epoch()
+            for part in () if epoch is None else parts_of(cluster, epoch):
                 assert str(part.ledger).startswith(f"{part.participant}/")
                 assert b"ledgers" not in encode_local_snapshot(part)
             if crash:
                 await cluster.crash("p1")
             await cluster.restore(epoch)
-            await cluster.idle()
-        await cluster.advance(61)
-        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
-
-
-@pytest.mark.parametrize("crash", [False, True])
-async def test_agents_that_began_here_may_begin_again_here(tmp_path: Path, crash: bool):
-    """Back to the start, with the ledger of the first time."""
-    async with ledgers_of_their_own(tmp_path) as cluster:
-        for _ in range(2):
-            if crash:
-                await cluster.crash("p1")
-            await cluster.restore(None)
             await cluster.idle()
         await cluster.advance(61)
         assert receipts(cluster) == {"o1": "receipt 1 for o1"}
