@@ -245,7 +245,7 @@ class Intake:
         # What an older build has noted tells a rollback's epoch only.
         return since if epoch is None else min(since, self._index.position_at(epoch, end))
 
-    async def check(self, *, epoch: int, position: int | None, ancestry: Ancestry | None = None) -> None:
+    async def check(self, *, epoch: int, position: int | None, ancestry: Ancestry | None) -> None:
         """Before a restore is accepted: whether everything is there that is to enter again.
 
         Raises:

@@ -393,11 +393,11 @@ async def test_going_back_beyond_what_was_deleted_is_refused_by_name_and_can_be_
     await desk.add("newest")
     desk.entered.clear()
     with pytest.raises(InputsMissing, match="what they hold has been deleted") as error:
-        await desk.intake.check(epoch=1, position=first)
+        await desk.intake.check(epoch=1, position=first, ancestry=None)
     assert error.value.wanted == first + 1
     desk.intake._allow_lost = True
-    await desk.intake.check(epoch=1, position=first)
-    await desk.intake.check(epoch=2, position=desk.intake.position)
+    await desk.intake.check(epoch=1, position=first, ancestry=None)
+    await desk.intake.check(epoch=2, position=desk.intake.position, ancestry=None)
     count = await desk.restore(Life(3, 1), epoch=1, position=first)
     assert count >= 1
     assert desk.entered[-1] == "newest"
@@ -416,7 +416,7 @@ async def test_a_savepoint_can_be_gone_back_to_after_any_number_of_epochs_and_in
         desk.intake.keeps([3])
         desk.intake.committed(epoch)
         await _until_deleted(desk)
-    await desk.intake.check(epoch=3, position=cut[3])
+    await desk.intake.check(epoch=3, position=cut[3], ancestry=None)
     assert await desk.intake.missing(3) == ""
     await closed(desk)
 
@@ -432,7 +432,7 @@ async def test_a_savepoint_can_be_gone_back_to_after_any_number_of_epochs_and_in
         again.intake.committed(epoch)
         await _until_deleted(again)
     with pytest.raises(InputsMissing):
-        await again.intake.check(epoch=3, position=cut[3])
+        await again.intake.check(epoch=3, position=cut[3], ancestry=None)
     assert "input that was acknowledged behind epoch 3 is not in the log any more" in await again.intake.missing(3)
     assert "refuse to go back there" in await again.intake.missing(3)
     assert await again.intake.missing(149) == ""

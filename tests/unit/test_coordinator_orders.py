@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from coordinator.runtime.orders import OrderEncoder
 from protocol.ancestry import Ancestry
 from protocol.messages import Left, Member, Restore, TopologyChanged, decode_to_participant, encode_control
@@ -33,7 +35,11 @@ def test_a_restore_has_the_bytes_of_the_plain_encoding():
         members=(Member(id="p", session=3),),
         renames=(("a/b", "a/c"),),
         ancestry=Ancestry(incarnation=2, through=((1, 5),)),
+        elsewhere={"q": ("a/c",)},
+        returns=True,
     )
+    for field in msgspec.structs.fields(Restore):
+        assert getattr(message, field.name) != field.default, f"{field.name} is not looked at"
     encoder = OrderEncoder()
     assert encoder.encode(message) == encode_control(message)
     assert decode_to_participant(encoder.encode(message)) == message
