@@ -46,7 +46,8 @@ class TurnBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     lines: dict[str, int] = {}
     """Peer -> its line at that position."""
     ledgers: tuple[str, ...] = ()
-    """Effect ledgers that were at hand since (`participant.effects.reach`): more than one if it was lost and the log was not."""
+    """Effect ledgers that were at hand since (`participant.effects.reach`), the one that the local snapshot names excepted: more than
+    one if it was lost and the log was not."""
 
 
 _decode = msgspec.json.Decoder(TurnBase).decode

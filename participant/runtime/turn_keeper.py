@@ -509,7 +509,6 @@ class TurnKeeper:
             epoch=epoch,
             snapshot=cut.snapshot,
             lines=cut.lines,
-            ledgers=self._ledgers,
         )
         self._tasks.spawn(self._keep(cut.position), name=f"log of turns behind epoch {epoch}")
 
