@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.events import RestoreRequested
-from protocol.digests import manifest_key
-from protocol.ids import Epoch
 from simulations.names import first_of
+from simulations.oracles.rot import was_spoiled
 from simulations.prng import sample, stream
 from simulations.violations import Violation
 from simulations.world import MS, SECOND
@@ -99,12 +98,12 @@ class Operator:
         cluster.world.after(pause, self._random, self._look, number + 1)
 
     def there(self) -> list[int]:
-        """Committed epochs that can be read, and were not given up."""
-        history, spoiled = self._cluster.oracles.history, self._cluster.store.spoiled.meant
+        """Committed epochs of which everything can be read, and which were not given up."""
+        history = self._cluster.oracles.history
         return [
             number
             for number, state in history.states.items()
-            if state == "committed" and number not in history.given_up and manifest_key(Epoch(number)) not in spoiled
+            if state == "committed" and number not in history.given_up and not was_spoiled(self._cluster, number)
         ]
 
     def _choice(self, ledger: Ledger) -> int | None:
