@@ -35,8 +35,12 @@ def run(line: str, folder: Path, environment: dict[str, str]) -> subprocess.Comp
     )
 
 
-def test_the_first_program_runs():
-    [program] = blocks("python")
+def test_there_is_a_program_for_agents_and_one_for_the_world_outside():
+    assert ["ctx.step" in program for program in blocks("python")] == [False, True]
+
+
+@pytest.mark.parametrize("program", blocks("python"), ids=["agents", "outside"])
+def test_the_programs_run(program):
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
