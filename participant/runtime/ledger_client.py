@@ -86,17 +86,25 @@ class LedgerClient:
 
     async def _ready(self) -> None:
         """Have the ledger know who we are now: others are refused from then on."""
-        fence = self.fence()
+        while self._opened != self.fence():
+            async with self._opening:
+                await self._open(self.fence())
+
+    async def _open(self, fence: FencingToken) -> None:
         if self._opened == fence:
             return
         if not fence.session:
             raise Refused(
                 "no-member", f"{fence.participant} is no member of the cluster yet: wait_member() comes first"
             )
-        async with self._opening:
-            if self._opened != fence:
-                await self.backend.open(fence)
-                self._opened = fence
+        try:
+            await self.backend.open(fence)
+        except FencedError:
+            if self.fence() == fence:
+                raise
+            # Overtaken by nobody but this very process, which has entered a later incarnation meanwhile.
+        else:
+            self._opened = fence
 
     async def sleep(self, ns: int) -> None:
         """By the participant's clock."""

@@ -12,7 +12,7 @@ from participant.effects.entries import Entry, Kind, State
 from participant.runtime.clock import LoopClock
 from participant.runtime.steps import StepRunner
 from participant.steps import Calls
-from protocol.errors import SnapshotError, Unreachable
+from protocol.errors import FencedError, SnapshotError, Unreachable
 from protocol.outputs import FencingToken
 
 if TYPE_CHECKING:
@@ -37,8 +37,13 @@ class FarEffects(MemoryEffects):
     reopens = 0
     lost_reopens = 0
 
+    opening: Callable[[], None] | None = None
+    """Happens while it is opened."""
+
     async def open(self, fence: FencingToken) -> None:
         self._look()
+        if self.opening is not None:
+            self.opening()
         await super().open(fence)
 
     async def close_turn(self, tokens: Iterable[str], after: int, fence: FencingToken) -> None:
@@ -59,7 +64,10 @@ class FarEffects(MemoryEffects):
 
 
 class News:
-    """`StepsSink`: nothing is expected."""
+    """`StepsSink`: nothing is expected but an end."""
+
+    def __init__(self) -> None:
+        self.ends: list[SnapshotError] = []
 
     def question_asked(self, agent: str, token: str, question: object, expires_in: float | None) -> None:
         raise AssertionError(token)
@@ -68,7 +76,7 @@ class News:
         raise AssertionError(token)
 
     def effects_failed(self, error: SnapshotError) -> None:
-        raise error
+        self.ends.append(error)
 
 
 class World:
@@ -77,8 +85,15 @@ class World:
     def __init__(self) -> None:
         self.fence = FencingToken("p1", 1, 1)
         self.effects = FarEffects()
+        self.news = News()
         self.steps = StepRunner(
-            self.effects, [], cluster="shop", fence=lambda: self.fence, epoch=lambda: 3, clock=LoopClock(), sink=News()
+            self.effects,
+            [],
+            cluster="shop",
+            fence=lambda: self.fence,
+            epoch=lambda: 3,
+            clock=LoopClock(),
+            sink=self.news,
         )
 
     async def do_a_step(self) -> None:
@@ -96,6 +111,7 @@ class World:
 
     async def told(self) -> None:
         await until(lambda: not self.steps.busy)
+        assert not self.news.ends
 
 
 @pytest.mark.parametrize("rolled_back_to", [2, 3])
@@ -157,3 +173,25 @@ async def test_of_two_rollbacks_that_the_ledger_hears_of_late_the_one_that_goes_
     world.effects.reached = True
     await world.told()
     assert await world.steps.prune(9) == 0
+
+
+@pytest.mark.parametrize("goes_on", [True, False], ids=["this very process", "somebody else"])
+async def test_ledger_that_is_taken_while_it_is_opened(goes_on):
+    """By this process in its next incarnation it is no reason to end; by another one it is."""
+    world = World()
+    later = FencingToken("p1", 2, 1)
+
+    def take() -> None:
+        world.effects.opening = None
+        world.effects.ledger.admit(later)
+        if goes_on:
+            world.fence = later
+
+    world.effects.opening = take
+    if goes_on:
+        assert await world.steps.prune(9) == 0
+        assert not world.news.ends
+    else:
+        with pytest.raises(FencedError) as raised:
+            await world.steps.prune(9)
+        assert world.news.ends == [raised.value]
