@@ -601,7 +601,7 @@ class Ledger(RollbackRules, SavepointRules):
     def _fresh_after(self, known: ParticipantRecord | None, session: int, agents: Iterable[str]) -> int:
         """What fresh agents of a new session are named after; `known` is its participant's record before."""
         if known is None:
-            return 0 if self._ever_given_up().isdisjoint(agents) else session
+            return 0 if self._ever_over().isdisjoint(agents) else session
         comes_back = known.state == LOST and self.policy.recovery != "off"
         # Of a lost member, the rollback that comes first says what of its agents is over.
         is_over = known.ended is not None and not self._goes_back(known)

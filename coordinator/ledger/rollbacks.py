@@ -80,6 +80,12 @@ def _given_up(line: Iterable[RollbackRecord]) -> frozenset[str]:
     return frozenset(found)
 
 
+def _over(record: RollbackRecord | RollbackCommand) -> frozenset[str]:
+    """Names that nobody has after a rollback, and that others have heard of."""
+    renames = dict(record.renames)
+    return frozenset((*record.dropped, *(renames.keys() - renames.values())))
+
+
 class RollbackRules:
     """Rules of the module; `coordinator.ledger.Ledger` is the only subclass."""
 
@@ -216,17 +222,17 @@ class RollbackRules:
         """Agents that rollbacks since an epoch have given up, by what they would be called now."""
         return _given_up(self._line(epoch))
 
-    def _ever_given_up(self) -> frozenset[str]:
-        """The same of all rollbacks that are remembered and that what runs now comes from."""
-        found: list[RollbackRecord] = []
+    def _ever_over(self) -> frozenset[str]:
+        """Names that an agent has had which was given up since, or renamed, as far as is remembered and what runs now comes from."""
+        found: set[str] = set()
         incarnation = self.state.incarnation
         while (record := self.state.rollbacks.get(incarnation)) is not None:
-            found.insert(0, record)
+            found |= _over(record)
             base = self.state.epochs.get(record.epoch)
             if base is None:
                 break
             incarnation = base.incarnation
-        return _given_up(found)
+        return frozenset(found)
 
     def lost_members(self) -> tuple[Member, ...]:
         """Members of the topology whose session has ended without a goodbye, by id."""
@@ -301,12 +307,11 @@ class RollbackRules:
             record.agents = tuple(sorted(agents.union(record.agents)))
         self.state.adoptions = {}
 
-    def _note_given_up(self, dropped: tuple[str, ...]) -> None:
+    def _note_over(self, over: frozenset[str]) -> None:
         """Others have heard of these agents, and go on: should they begin anew, they are not the ones that were (`Member.fresh`)."""
-        given_up = frozenset(dropped)
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
-            if not given_up.isdisjoint(participant.declared):
+            if not over.isdisjoint(participant.declared):
                 self._begin_as_new(participant)
 
     def _note_ended(self, epoch: int) -> None:
@@ -367,7 +372,7 @@ class RollbackRules:
             assert record.state == ABORTED
         hosts = _hosts_in(state.topology.members)
         self._carry_out_adoptions(command.renames)
-        self._note_given_up(command.dropped)
+        self._note_over(_over(command))
         self._note_ended(command.epoch)
         for name in sorted(state.participants):
             participant = state.participants[name]

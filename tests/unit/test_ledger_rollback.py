@@ -278,12 +278,13 @@ def test_nobody_takes_an_agent_under_the_name_that_it_had_before():
     assert log.ledger.state.adoptions == {}
 
 
+@pytest.mark.parametrize("over", [{"dropped": ("w/b",)}, {"renames": (("w/b", "w/z"),)}], ids=["given up", "renamed"])
 @pytest.mark.parametrize("who", ["b", "x"])
-def test_an_agent_that_was_given_up_and_begins_anew_is_not_the_one_that_was(who):
+def test_an_agent_that_was_given_up_or_renamed_and_begins_anew_is_not_the_one_that_was(who, over):
     """Were its messages named as before, those that have heard of it would take them for the same."""
     log = recovering("a", "b", "c")
     lose(log, "b")
-    assert roll_back(log, dropped=("w/b",))["ok"]
+    assert roll_back(log, **over)["ok"]
     assert log.register(who, agents=("w/b",), boot="boot-2")["ok"]
     first = log.ledger.state.participants[who].fresh
     assert first != 0
@@ -292,6 +293,14 @@ def test_an_agent_that_was_given_up_and_begins_anew_is_not_the_one_that_was(who)
     lose(log, who)
     assert log.register(who, agents=("w/b",), boot="boot-3")["ok"]
     assert log.ledger.state.participants[who].fresh == first
+
+
+def test_names_that_are_only_exchanged_are_nobody_s_second_life():
+    log = recovering("a", "b", "c")
+    lose(log, "b")
+    assert roll_back(log, renames=(("w/b", "w/c"), ("w/c", "w/b")))["ok"]
+    assert log.register("b", boot="boot-2")["ok"]
+    assert log.ledger.state.participants["b"].fresh == 0
 
 
 def test_an_agent_that_moves_and_begins_anew_does_so_as_it_would_have_where_it_was():
