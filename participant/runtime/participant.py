@@ -15,19 +15,15 @@ import contextvars
 import logging
 import os
 import secrets
-from collections import deque
-from collections.abc import Mapping
-from functools import partial
-from pathlib import Path
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
-from participant.agent import Agent
 from participant.codec import MessageRegistry
 from participant.config import ParticipantConfig, check_interpreter
 from participant.context import encode_envelope, too_long
-from participant.dry_run import FORKS_FOLDER, dry_run_sinks
+from participant.dry_run import dry_run_sinks
 from participant.effects.entries import Entry, State
 from participant.effects.reach import NONE, covered_by_none
 from participant.events import (
@@ -86,11 +82,20 @@ from participant.restoring import Restoration, renamed_delivery
 from participant.runtime.clock import Clock, LoopClock
 from participant.runtime.consulting import ConsultDesk
 from participant.runtime.control import Control, ControlClient
-from participant.runtime.effect_desk import Question, answer, dry_run_backend, make_backend, settle
+from participant.runtime.effect_desk import Question, answer, settle
 from participant.runtime.inspection import inspect
 from participant.runtime.intake import OUTSIDE, Intake, Taken, refusal_code
 from participant.runtime.log_files import Life, LocalFolder
+from participant.runtime.news import News
 from participant.runtime.outlet import Outlet
+from participant.runtime.parts import (
+    agent_factories,
+    check_agents,
+    effect_backend,
+    make_wire,
+    open_folder,
+    open_store,
+)
 from participant.runtime.pump import Pump
 from participant.runtime.restorer import Restorer
 from participant.runtime.steps import StepRunner
@@ -107,13 +112,12 @@ from protocol.errors import (
     RecoveryError,
     Refused,
     SnapshotError,
-    StoreError,
     WireError,
 )
 from protocol.failpoints import arm_failpoints, fp
-from protocol.ids import MESSAGE_ID_BYTES, MessageId, ParticipantId, agent_id, check_name
+from protocol.ids import MESSAGE_ID_BYTES, MessageId, ParticipantId, agent_id
 from protocol.keys import ClusterKeys, read_secret, trust
-from protocol.limits import EVENTS_WAITING_MAX, MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX, WAITING_LISTED_MAX
+from protocol.limits import MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX, WAITING_LISTED_MAX
 from protocol.messages import (
     Consult,
     Envelope,
@@ -131,10 +135,10 @@ from protocol.version import __version__
 from protocol.wire import FrameCodec
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from participant.effects.backend import EffectBackend
+    from participant.agent import Agent
     from participant.events import ParticipantEvent
     from participant.machine_events import Delivery, Effect, Event
     from participant.runtime.clock import Cancellable
@@ -150,8 +154,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("cleancut.participant")
 
 LEAVE_SECONDS: Final = 30.0
-STORE_SECONDS_MAX: Final = 60.0
-"""Opening the store; one that hangs longer counts as failed, and whoever started the participant hears of it."""
 
 
 class Participant:
@@ -201,7 +203,6 @@ class Participant:
         **settings: Any,  # noqa: ANN401 - the other fields of ParticipantConfig, checked there
     ) -> None:
         check_interpreter()
-        _check_agents(agents)
         try:
             self.config = ParticipantConfig(
                 id=id,
@@ -216,6 +217,7 @@ class Participant:
             )
         except TypeError as error:
             raise ConfigError("participant", str(error)) from None
+        check_agents(agents, allow_cloudpickle=self.config.allow_cloudpickle)
         self.id: ParticipantId = self.config.participant_id
         self._agents = agents
         self._messages = tuple(messages)
@@ -236,9 +238,9 @@ class Participant:
         self._boot_id = boot_id or secrets.token_hex(16)
         self._ingested = 0
         self._intake: Intake | None = None
-        self._listeners: list[_Listener] = []
+        self._news = News()
         self._strangers: dict[str, None] = {}
-        self._counts = dict.fromkeys(("frames_malformed", "frames_forged", "events_lost"), 0)
+        self._counts = dict.fromkeys(("frames_malformed", "frames_forged"), 0)
         self._dead_letters = DeadLetters()
         self._tasks = TaskSet(self._task_failed)
         self._tick_due = False
@@ -251,13 +253,12 @@ class Participant:
         """Their log, with durability ``turn``."""
         self._turns_recovered = 0
         self._renames: dict[str, str] = {}
-        self._factories = _factories(takes)
+        self._factories = agent_factories(takes)
         classes = [each for each in self._factories.values() if isinstance(each, type)]
         registry = MessageRegistry.of_agents((*agents, *classes), self._messages)
         self._registry = registry
         self._cut_clock = CutClock()
         self._hosts = [AgentHost(agent, registry, self._cut_clock) for agent in agents]
-        self._check_pickle()
         self._machine = self._make_machine(entered=0)
         self._carry: dict[type[Any], Callable[[Any], None]] = {
             DeliverToAgents: self._deliver_to_agents,
@@ -303,7 +304,7 @@ class Participant:
             secret = await in_thread(read_secret, config.secret_file)
         keys = ClusterKeys.from_secret(secret)
         self._codec = FrameCodec(config.cluster_name, keys)
-        store = await self._open_store(keys)
+        store, self._fork = await open_store(config, keys)
         self._control = self._given_control or ControlClient(
             coordinators=config.coordinators,
             token=keys.participant_token(config.participant_id),
@@ -384,7 +385,7 @@ class Participant:
             tasks=self._tasks,
             sink=self,
         )
-        self._wire = self._given_wire or self._make_wire(keys)
+        self._wire = self._given_wire or make_wire(config, keys)
         self._started = True
         try:
             if self._turns is not None:
@@ -414,18 +415,9 @@ class Participant:
         Raises:
             SnapshotError: What ended the participant: it is fenced, its id is taken, the secret is wrong.
         """
-        listener = _Listener()
-        self._listeners.append(listener)
-        try:
-            while True:
-                while listener.waiting:
-                    yield listener.waiting.popleft()
-                if self._ended.is_set():
-                    break
-                listener.news.clear()
-                await listener.news.wait()
-        finally:
-            self._listeners.remove(listener)
+        async with aclosing(self._news.listen()) as news:
+            async for event in news:
+                yield event
         if self._failure is not None:
             raise self._failure
 
@@ -666,6 +658,7 @@ class Participant:
         """Counts since the start, and what is held now."""
         found = {
             **self._counts,
+            "events_lost": self._news.lost,
             **self._machine.statistics(),
             **self._uploader.statistics(),
             **self._outlet.statistics(),
@@ -762,7 +755,7 @@ class Participant:
             f"{each.kind} of {each.agent} to {each.place}: {each.token}" for each in (*found.outputs, *found.effects)
         )
         log.warning("%s: released beyond epoch %d, and not taken back: %s", self.id, epoch, listed)
-        self._tell(ReleasedBeyond(epoch=epoch, outputs=found.outputs, effects=found.effects, notes=found.notes))
+        self._news.tell(ReleasedBeyond(epoch=epoch, outputs=found.outputs, effects=found.effects, notes=found.notes))
 
     # --- machine and loop ---------------------------------------------------------------------------------------------
 
@@ -843,7 +836,7 @@ class Participant:
             log.warning("agent %s: dead letter of type %a: %s", outcome.agent, outcome.message.type, outcome.reason)
         else:
             log.error("agent %s has stopped: %s", outcome.agent, outcome.reason)
-        self._tell(outcome)
+        self._news.tell(outcome)
 
     def turn_parked(self, outcome: Parked) -> None:
         """From the pump: a turn waits for a decision from outside."""
@@ -852,11 +845,11 @@ class Participant:
             self._steps.turn_parked()
         self._say_who_waits()
         event = StepInDoubt if outcome.cause == "in-doubt" else TurnDiverged
-        self._tell(event(agent=outcome.agent, step=outcome.step, token=outcome.token, reason=outcome.reason))
+        self._news.tell(event(agent=outcome.agent, step=outcome.step, token=outcome.token, reason=outcome.reason))
 
     def question_asked(self, agent: str, token: str, question: object, expires_in: float | None) -> None:
         """From the steps: a turn waits for an answer."""
-        self._tell(QuestionAsked(agent=agent, token=token, question=question, expires_in=expires_in))
+        self._news.tell(QuestionAsked(agent=agent, token=token, question=question, expires_in=expires_in))
 
     def step_settled(self, token: str) -> None:
         """From the steps, or by `settle`: what a parked turn waits for has been decided."""
@@ -872,15 +865,15 @@ class Participant:
 
     def output_refused(self, output: Output, reason: str) -> None:
         """From the outlet: a sink will never take this output."""
-        self._tell(OutputRefused(output=output, reason=reason))
+        self._news.tell(OutputRefused(output=output, reason=reason))
 
     def output_diverged(self, output: Output) -> None:
         """From the outlet: a sink has another payload under an output's token."""
-        self._tell(OutputDiverged(output=output))
+        self._news.tell(OutputDiverged(output=output))
 
     def sink_failing(self, sink: str, reason: str) -> None:
         """From the outlet: a sink takes nothing at the moment."""
-        self._tell(SinkFailing(sink=sink, reason=reason))
+        self._news.tell(SinkFailing(sink=sink, reason=reason))
 
     def sink_fenced(self, reason: str) -> None:
         """From the outlet: this process is a zombie."""
@@ -1031,7 +1024,7 @@ class Participant:
     def control_disconnected(self, reason: str) -> None:
         """From the control connection: it comes back by itself."""
         log.info("connection to the coordinators lost: %s", reason)
-        self._tell(Lost(reason=reason))
+        self._news.tell(Lost(reason=reason))
 
     def control_ended(self, error: SnapshotError) -> None:
         """From the control connection: it never comes back."""
@@ -1134,9 +1127,9 @@ class Participant:
 
     def _announce_epoch(self, effect: AnnounceEpoch) -> None:
         if effect.committed:
-            self._tell(EpochCommitted(epoch=effect.epoch, manifest=effect.manifest))
+            self._news.tell(EpochCommitted(epoch=effect.epoch, manifest=effect.manifest))
         else:
-            self._tell(EpochAborted(epoch=effect.epoch, reason=effect.reason))
+            self._news.tell(EpochAborted(epoch=effect.epoch, reason=effect.reason))
 
     def _send_control(self, effect: SendControl) -> None:
         message = effect.message
@@ -1144,7 +1137,7 @@ class Participant:
             fp("report.before_send")
         self._control.send(message)
         if isinstance(message, EpochFailed):
-            self._tell(EpochPartFailed(epoch=message.epoch, phase=message.phase, cause=message.cause))
+            self._news.tell(EpochPartFailed(epoch=message.epoch, phase=message.phase, cause=message.cause))
 
     def _enter_topology(self, effect: EnterTopology) -> None:
         self._wire.set_peers({str(peer): address for peer, address in effect.peers.items()})
@@ -1165,13 +1158,13 @@ class Participant:
                 # Also who goes on from its log: the life that was rolled back may have died before its ledger heard of it.
                 self._steps.rolled_back(self._restored_epoch)
             if effect.resumed:
-                self._tell(Resumed(session=self._machine.session, turns=self._turns_recovered))
+                self._news.tell(Resumed(session=self._machine.session, turns=self._turns_recovered))
             if effect.restored:
-                self._tell(Restored(epoch=self._restored_epoch, incarnation=self._machine.incarnation))
+                self._news.tell(Restored(epoch=self._restored_epoch, incarnation=self._machine.incarnation))
         if self._turns is not None:
             self._turns.streams(effect.lines)
         self._outlet.enter(self._machine.incarnation, self._machine.session)
-        self._tell(
+        self._news.tell(
             Member(session=self._machine.session, topology=topology.version, participants=topology.participants())
         )
         self._member.set()
@@ -1301,8 +1294,7 @@ class Participant:
         self._ended.set()
         self._idle_news.set()
         self._outputs_news.set()
-        for listener in self._listeners:
-            listener.news.set()
+        self._news.end()
 
     async def _close(self) -> None:
         if not self._ended.is_set():
@@ -1339,27 +1331,10 @@ class Participant:
         if not wanted.is_set():
             raise Refused("ended", f"{self.id} has ended")
 
-    def _tell(self, event: ParticipantEvent) -> None:
-        for listener in self._listeners:
-            if len(listener.waiting) >= EVENTS_WAITING_MAX:
-                listener.waiting.popleft()
-                self._counts["events_lost"] += 1
-            listener.waiting.append(event)
-            listener.news.set()
-
     def _task_failed(self, error: BaseException) -> None:
         # A bug of ours, or a BaseException of a handler's: neither may pass unseen.
         log.critical("a task of participant %s failed", self.id, exc_info=error)
         self._end(Refused("internal", f"{self.id}: {type(error).__name__}: {error}"))
-
-    def _check_pickle(self) -> None:
-        if self.config.allow_cloudpickle:
-            return
-        for agent in self._agents:
-            if agent.serializer == "cloudpickle":
-                raise ConfigError(
-                    "allow_cloudpickle", f"agent {agent.id} keeps its state with cloudpickle; allow it explicitly"
-                )
 
     def _make_machine(self, *, entered: int) -> ParticipantMachine:
         return ParticipantMachine(
@@ -1373,20 +1348,13 @@ class Participant:
 
     def _make_steps(self, folder: LocalFolder | None) -> StepRunner | None:
         """The effect ledger, if there is a place for one."""
-        config = self.config
-        backend: EffectBackend | None
-        if self._fork is not None and self._fork.dry_run:
-            backend = dry_run_backend(
-                config.effects, folder, cluster=config.cluster, participant=self.id, origin=self._fork.origin_cluster
-            )
-        else:
-            backend = make_backend(config.effects, folder, cluster=config.cluster, participant=self.id)
+        backend = effect_backend(self.config, folder, self._fork)
         if backend is None:
             return None
         return StepRunner(
             backend,
             self._hosts,
-            cluster=config.cluster,
+            cluster=self.config.cluster,
             fence=lambda: FencingToken(self.id, self._machine.incarnation, self._machine.session),
             epoch=lambda: self._machine.newest_epoch,
             clock=self._clock,
@@ -1405,116 +1373,8 @@ class Participant:
 
     def _open_folder(self) -> LocalFolder | None:
         """What earlier lives left on the disk. Blocks."""
-        if self.config.local is None:
-            return None
-        root = Path(self.config.local)
-        if self._fork is not None:
-            # The same program with the same settings must not take the original's folder over.
-            root = root / FORKS_FOLDER / self.config.cluster
-        folder = LocalFolder(root, self.id)
-        life = folder.highest()
+        folder = open_folder(self.config, self._fork)
+        life = None if folder is None else folder.highest()
         if life is not None:
             self._machine = self._make_machine(entered=life.incarnation)
         return folder
-
-    async def _open_store(self, keys: ClusterKeys) -> ObjectStore:
-        from protocol.storage import ensure_format, open_store
-
-        config = self.config
-        url = config.store if isinstance(config.store, str) else config.store.url
-        try:
-            async with asyncio.timeout(STORE_SECONDS_MAX):
-                if isinstance(config.store, str):
-                    store = await in_thread(open_store, config.store, config.cluster_name)
-                else:
-                    store = config.store
-                await in_thread(ensure_format, store, config.cluster_name)
-                self._fork = await in_thread(_read_fork, store, keys, config.cluster)
-        except TimeoutError:
-            cause = f"the store did not answer within {STORE_SECONDS_MAX:.0f} s"
-            raise StoreError("open", url, cause, errno_name="ETIMEDOUT") from None
-        return store
-
-    def _make_wire(self, keys: ClusterKeys) -> Transport:
-        config = self.config
-        if config.transport == "memory":
-            from participant.runtime.transports.memory import MemoryTransport, hub_of
-
-            return MemoryTransport(self.id, hub_of(config.cluster))
-        if config.transport == "websocket":
-            from participant.runtime.transports.websocket import WebSocketTransport
-
-            return WebSocketTransport(
-                cluster=config.cluster_name,
-                participant=self.id,
-                keys=keys,
-                listen=config.listen,
-                advertise=config.advertise,
-            )
-        from participant.runtime.transports.mqtt import MqttSettings, MqttTransport, client_tls
-
-        tls = None
-        if config.transport.startswith("mqtts://"):
-            tls = client_tls(
-                ca_file=config.mqtt_ca_file, cert_file=config.mqtt_cert_file, key_file=config.mqtt_key_file
-            )
-        settings = MqttSettings.from_url(config.transport, tls=tls)
-        return MqttTransport(cluster=config.cluster_name, participant=self.id, settings=settings)
-
-
-def _read_fork(store: ObjectStore, keys: ClusterKeys, cluster: str) -> Fork | None:
-    """What the store says that the cluster is a fork of. Blocks."""
-    from protocol.forks import read_fork
-
-    fork = read_fork(store, keys)
-    if fork is not None and fork.cluster != cluster:
-        raise ConfigError("store", f"its fork.json is of cluster {fork.cluster}, not {cluster}")
-    return fork
-
-
-def _factories(
-    takes: Iterable[type[Agent]] | Mapping[str, Callable[[str], Agent]],
-) -> dict[str, Callable[[str], Agent]]:
-    if isinstance(takes, Mapping):
-        return {check_name("agent kind", kind): factory for kind, factory in takes.items()}
-    found: dict[str, Callable[[str], Agent]] = {}
-    for cls in takes:
-        if not _is_agent_class(cls):
-            raise ConfigError("takes", f"{cls!r} is no agent class")
-        found[cls.kind] = cls
-        # Agents of kinds that the class had before keep their ids.
-        found.update({old: partial(_made_as, cls, old) for old in cls.__cleancut_kinds__[1:]})
-    return found
-
-
-def _made_as(cls: type[Agent], kind: str, name: str) -> Agent:
-    return cls(f"{kind}/{name}")
-
-
-def _is_agent_class(candidate: object) -> bool:
-    return isinstance(candidate, type) and issubclass(candidate, Agent)
-
-
-def _check_agents(agents: Sequence[object]) -> None:
-    """Before any of them is taken: agents that were refused here can be given again."""
-    seen: dict[str, object] = {}
-    for agent in agents:
-        if not isinstance(agent, Agent):
-            hint = f"{agent.__qualname__}(name) is one" if isinstance(agent, type) else "subclass Agent"
-            raise ConfigError("agents", f"{agent!r} is no agent; {hint}")
-        name = getattr(agent, "id", "")
-        if name and name in seen:
-            raise ConfigError(
-                "agents", f"{name} was given twice" if seen[name] is agent else f"two agents have one id, {name}"
-            )
-        seen[name] = agent
-
-
-class _Listener:
-    """One iteration over `Participant.events()`."""
-
-    __slots__ = ("news", "waiting")
-
-    def __init__(self) -> None:
-        self.waiting: deque[ParticipantEvent] = deque()
-        self.news = asyncio.Event()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import coordinator.runtime.connections as connections
 import coordinator.runtime.driver as driver
 import participant.runtime.durable_log as durable_log
-import participant.runtime.participant as participant
+import participant.runtime.parts as parts
 import participant.runtime.turn_keeper as turn_keeper
 import participant.runtime.turn_logger as turn_logger
 from protocol.limits import LOG_BATCH_TARGET_BYTES, MIB
@@ -55,7 +55,7 @@ class Knobs:
             stack,
             (driver, "STORE_SECONDS_MAX", self.store_seconds),
             (driver, "OWN_STORE_THREADS", self.store_threads),
-            (participant, "STORE_SECONDS_MAX", 2 * self.store_seconds),
+            (parts, "STORE_SECONDS_MAX", 2 * self.store_seconds),
             (connections, "WAITING_BYTES_MAX", self.waiting_bytes),
             (connections, "IDLE_SECONDS_MAX", self.idle_seconds),
             (connections, "WRITE_SECONDS_MAX", self.write_seconds),

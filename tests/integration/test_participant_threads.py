@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 HANGS = """
 import asyncio, sys, threading
 from participant import Agent, Participant
-from participant.runtime import participant as module
+from participant.runtime import parts as module
 from protocol.errors import StoreError
 from protocol.storage import MemoryStore
 

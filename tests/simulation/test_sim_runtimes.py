@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from participant import Agent, Participant
-from participant.runtime import participant as participant_module
+from participant.runtime import parts as parts_module
 from protocol.errors import StoreError
 from protocol.storage import MemoryStore
 from simulations.mutants import MUTANTS
@@ -142,7 +142,7 @@ class HangingStore(MemoryStore):
 
 async def test_a_participant_whose_store_hangs_at_the_start_says_so(monkeypatch):
     """Or it would be neither there nor gone, for ever and without a word."""
-    monkeypatch.setattr(participant_module, "STORE_SECONDS_MAX", 0.05)
+    monkeypatch.setattr(parts_module, "STORE_SECONDS_MAX", 0.05)
     go_on = threading.Event()
     participant = Participant(
         Idle("a"), id="p1", cluster="shop", transport="memory", store=HangingStore(go_on), secret=bytes(range(32)),
