@@ -411,9 +411,9 @@ def test_participants_and_their_factories_know_a_class_by_its_old_kinds_too():
     class Store(Agent, kind="store", renamed_from=("shop",)):
         pass
 
-    from participant.runtime.participant import _factories
+    from participant.runtime.parts import agent_factories
 
-    made = _factories([Store])
+    made = agent_factories([Store])
     assert sorted(made) == ["shop", "store"]
     assert made["shop"]("main").id == "shop/main"
     assert made["store"]("main").id == "store/main"
