@@ -311,7 +311,8 @@ class RollbackRules:
         """Others have heard of these agents, and go on: should they begin anew, they are not the ones that were (`Member.fresh`)."""
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
-            if not over.isdisjoint(participant.declared):
+            # Whoever took over an agent of a name that two have exchanged may begin the one of them that the epoch does not hold yet.
+            if not over.isdisjoint((*participant.declared, *participant.adopted)):
                 self._begin_as_new(participant)
 
     def _note_ended(self, epoch: int) -> None:

@@ -206,8 +206,8 @@ class Loader:
             for agents in sources.plan.agents.values()
             for agent in agents
         }
-        for agent in sources.plan.fresh:
-            hosts[agent] = self._host_of(agent)
+        # An agent of the epoch may have had the name that one of these has now.
+        fresh = [self._host_of(agent) for agent in sources.plan.fresh]
         reader = ChunkReader(self._store)
         batches = list(_batches(sources))
         ahead: asyncio.Future[list[SavedAgent]] | None = None
@@ -226,12 +226,12 @@ class Loader:
         finally:
             if ahead is not None:
                 ahead.cancel()
-        for agent in sources.plan.fresh:
-            hosts[agent].descend(agent)
-            self._note_stays(hosts[agent], order)
-            self._fresh(hosts[agent], self._clock.now())
-            state.fresh(agent)
-        ordered = sorted(hosts.values(), key=lambda host: host.id)
+        for host in fresh:
+            host.descend(host.id)
+            self._note_stays(host, order)
+            self._fresh(host, self._clock.now())
+            state.fresh(host.id)
+        ordered = sorted((*hosts.values(), *fresh), key=lambda host: host.id)
         mine = sources.snapshots.get(self._participant)
         position = None if mine is None else mine.input_position or 0
         return Loaded(ordered, state.digest(), tuple(sources.unrouted), position, sources.tokens)

@@ -89,7 +89,9 @@ class Placements:
         for agent, at in sorted(hosts.items()):
             if len(at) > 1:
                 raise Violation("I35", f"{where}: {agent} is hosted by {at}")
-        for agent in sorted(renames.keys() - {*renames.values()}):
+        # A name that somebody was given on the way is that agent's, although this epoch does not hold it yet.
+        given = {name for beginning in self._path(epoch, before) for name in beginning.renames.values()}
+        for agent in sorted(renames.keys() - {*renames.values()} - given):
             if agent in hosts:
                 raise Violation(
                     "I35", f"{where}: {agent} is {renames[agent]} now, and hosted by {hosts[agent]} all the same"
@@ -141,21 +143,25 @@ class Placements:
 
     def _line(self, held: dict[str, str], epoch: int, before: int) -> dict[str, str]:
         """What an epoch's agents are called in an incarnation that comes from it, by all renames on the way."""
-        started = self._cluster.oracles.history.started
-        target = started[epoch].incarnation
+        path = self._path(epoch, before)
         names: dict[str, str] = {}
-        incarnation = before
-        path: list[Beginning] = []
+        for agent in held:
+            name = agent
+            for beginning in path:
+                name = beginning.renames.get(name, name)
+            names[agent] = name
+        return names
+
+    def _path(self, epoch: int, before: int) -> list[Beginning]:
+        """How an incarnation comes from an epoch, oldest first."""
+        started = self._cluster.oracles.history.started
+        target = int(started[epoch].incarnation) if epoch else 0
+        incarnation, path = before, []
         while incarnation > target and incarnation in self.begun:
             path.append(self.begun[incarnation])
             base = path[-1].epoch
             incarnation = int(started[base].incarnation) if base else 0
-        for agent in held:
-            name = agent
-            for beginning in reversed(path):
-                name = beginning.renames.get(name, name)
-            names[agent] = name
-        return names
+        return path[::-1]
 
     # --- when everybody has its part -----------------------------------------------------------------------------------
 

@@ -166,7 +166,8 @@ class Rollbacks:
         firsts = {new: old for old, new in renames.items()}
         forms = cluster.workload.forms
         for host in loaded.hosts:
-            was = firsts.get(host.id, host.id)
+            # Whoever has a name that an agent of the epoch had is another one.
+            was = firsts.get(host.id, "" if host.id in renames else host.id)
             source = next((name for name, cut in cuts.items() if was in cut.states), None)
             if source is None:
                 continue  # fresh: I5 of the whole, and the mailbox holds its start

@@ -91,3 +91,17 @@ async def test_work_that_is_done_again_under_the_new_name_repeats_no_effect() ->
         await cluster.idle()
         assert cluster["buyer/new"].charged == 22
         assert len(Buyer.tokens) == 6
+
+
+async def test_the_old_name_may_be_another_agent_s_that_the_epoch_does_not_hold() -> None:
+    """Two have exchanged their names, and all go back to before there was the second one."""
+    async with Cluster([Account("a")], messages=[Got]) as cluster:
+        await cluster.send("account/a", Pay("account/a", 3))
+        await cluster.idle()
+        epoch = await cluster.epoch()
+        await cluster.restore(epoch, placement={"p1": ["account/a", "account/b"]}, renames={"account/a": "account/b"})
+        await cluster.idle()
+        assert cluster["account/b"].balance == epoch.state("account/a")["balance"]
+        assert [what.was for what in cluster["account/b"].told] == ["account/a"]
+        assert cluster["account/a"].balance == Account("a").balance
+        assert not cluster["account/a"].told

@@ -303,6 +303,21 @@ def test_names_that_are_only_exchanged_are_nobody_s_second_life():
     assert log.ledger.state.participants["b"].fresh == 0
 
 
+@pytest.mark.parametrize("taken", [False, True])
+def test_one_of_two_that_have_exchanged_names_begins_anew_as_a_new_one(taken):
+    """The epoch holds only the other one, whose first life had the name: its messages and steps are named after it."""
+    log = recovering("a", "b")
+    if taken:
+        lose(log, "b")
+        assert log.do(AdoptCommand, session=1, agents=("w/b",))["ok"]
+    assert roll_back(log, renames=(("w/a", "w/b"), ("w/b", "w/a")))["ok"]
+    begin(log, *(("a",) if taken else ("a", "b")))
+    assert roll_back(log, renames=(("w/b", "w/a"),))["ok"]
+    member = next(each for each in log.ledger.state.topology.members if "w/b" in each.agents)
+    assert member.id == ("a" if taken else "b")
+    assert member.fresh != 0
+
+
 def test_an_agent_that_moves_and_begins_anew_does_so_as_it_would_have_where_it_was():
     """It had left with its host, and come back as another one: no epoch holds it yet."""
     log = recovering("a", "b")
