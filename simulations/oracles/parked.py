@@ -74,7 +74,7 @@ class EarlyFrames:
                 continue
             del self._streams[key]
             stream = life.ghost.incoming.get(key[1])
-            if key[0] < incarnation or stream is None or stream.source_session != key[2]:
+            if key[0] < incarnation or stream is None or not _is_member(life, key[1], key[2]):
                 continue
             if stream.delivered < messages:
                 raise Violation(
@@ -84,3 +84,9 @@ class EarlyFrames:
             if messages:
                 life.cluster.probes.hit("frame.unparked")
         self._bytes = sum(1 for _ in self._streams) and self._bytes
+
+
+def _is_member(life: ParticipantLife, name: str, session: int) -> bool:
+    """Another session of this participant may go on with its streams, from its log: it sends everything again."""
+    topology = life.machine.topology
+    return topology is not None and any(each.id == name and each.session == session for each in topology.members)
