@@ -307,8 +307,12 @@ class RollbackRules:
             record.agents = tuple(sorted(agents.union(record.agents)))
         self.state.adoptions = {}
 
-    def _note_over(self, over: frozenset[str]) -> None:
-        """Others have heard of these agents, and go on: should they begin anew, they are not the ones that were (`Member.fresh`)."""
+    def _note_over(self, command: RollbackCommand) -> None:
+        """Others have heard of these agents, and go on: should they begin anew, they are not the ones that were (`Member.fresh`).
+
+        Once: one that has begun anew since, and is undone by this rollback, is the same one again.
+        """
+        over = _over(command).difference(*map(_over, self._line(command.epoch)))
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
             # Whoever took over an agent of a name that two have exchanged may begin the one of them that the epoch does not hold yet.
@@ -373,7 +377,7 @@ class RollbackRules:
             assert record.state == ABORTED
         hosts = _hosts_in(state.topology.members)
         self._carry_out_adoptions(command.renames)
-        self._note_over(_over(command))
+        self._note_over(command)
         self._note_ended(command.epoch)
         for name in sorted(state.participants):
             participant = state.participants[name]

@@ -50,6 +50,8 @@ class Placements:
         self.begun: dict[int, Beginning] = {}
         self._given_up: dict[str, None] = {}
         """Agents that operators have given up."""
+        self._given: dict[str, None] = {}
+        """Names that agents were given, in any incarnation: they last."""
 
     def beginning(self, incarnation: int) -> Beginning:
         """How it began."""
@@ -89,9 +91,8 @@ class Placements:
         for agent, at in sorted(hosts.items()):
             if len(at) > 1:
                 raise Violation("I35", f"{where}: {agent} is hosted by {at}")
-        # A name that somebody was given on the way is that agent's, although this epoch does not hold it yet.
-        given = {name for beginning in self._path(epoch, before) for name in beginning.renames.values()}
-        for agent in sorted(renames.keys() - {*renames.values()} - given):
+        # A name that somebody was given before is that agent's, although this epoch does not hold it yet.
+        for agent in sorted(renames.keys() - {*renames.values()} - self._given.keys()):
             if agent in hosts:
                 raise Violation(
                     "I35", f"{where}: {agent} is {renames[agent]} now, and hosted by {hosts[agent]} all the same"
@@ -106,6 +107,7 @@ class Placements:
                 if hosts.get(agent) != [name] and hosts.get(renames.get(agent, agent)) != [name]:
                     raise Violation("I36", f"{where}: {agent} was to move to {name}, and is at {hosts.get(agent)}")
         self.begun[incarnation] = Beginning(epoch, renames, dropped)
+        self._given.update(dict.fromkeys(renames.values()))
         base = int(cluster.oracles.history.started[epoch].incarnation) if epoch else before
         cluster.workload.names.began(incarnation, base, renames)
         for name, found in (("renamed", renames), ("dropped", dropped)):
@@ -143,25 +145,21 @@ class Placements:
 
     def _line(self, held: dict[str, str], epoch: int, before: int) -> dict[str, str]:
         """What an epoch's agents are called in an incarnation that comes from it, by all renames on the way."""
-        path = self._path(epoch, before)
-        names: dict[str, str] = {}
-        for agent in held:
-            name = agent
-            for beginning in path:
-                name = beginning.renames.get(name, name)
-            names[agent] = name
-        return names
-
-    def _path(self, epoch: int, before: int) -> list[Beginning]:
-        """How an incarnation comes from an epoch, oldest first."""
         started = self._cluster.oracles.history.started
-        target = int(started[epoch].incarnation) if epoch else 0
-        incarnation, path = before, []
+        target = started[epoch].incarnation
+        names: dict[str, str] = {}
+        incarnation = before
+        path: list[Beginning] = []
         while incarnation > target and incarnation in self.begun:
             path.append(self.begun[incarnation])
             base = path[-1].epoch
             incarnation = int(started[base].incarnation) if base else 0
-        return path[::-1]
+        for agent in held:
+            name = agent
+            for beginning in reversed(path):
+                name = beginning.renames.get(name, name)
+            names[agent] = name
+        return names
 
     # --- when everybody has its part -----------------------------------------------------------------------------------
 

@@ -293,6 +293,12 @@ def test_an_agent_that_was_given_up_or_renamed_and_begins_anew_is_not_the_one_th
     lose(log, who)
     assert log.register(who, agents=("w/b",), boot="boot-3")["ok"]
     assert log.ledger.state.participants[who].fresh == first
+    begin(log, "a", "c")
+    assert log.topology()["ok"]
+    lose(log, who)
+    assert roll_back(log, **over)["ok"]
+    assert log.register(who, agents=("w/b",), boot="boot-4")["ok"]
+    assert log.ledger.state.participants[who].fresh == first
 
 
 def test_names_that_are_only_exchanged_are_nobody_s_second_life():
@@ -316,6 +322,8 @@ def test_one_of_two_that_have_exchanged_names_begins_anew_as_a_new_one(taken):
     member = next(each for each in log.ledger.state.topology.members if "w/b" in each.agents)
     assert member.id == ("a" if taken else "b")
     assert member.fresh != 0
+    assert roll_back(log, renames=(("w/b", "w/a"),))["ok"]
+    assert member in log.ledger.state.topology.members, "undone, it is the same one again"
 
 
 def test_an_agent_that_moves_and_begins_anew_does_so_as_it_would_have_where_it_was():
