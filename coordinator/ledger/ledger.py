@@ -533,8 +533,6 @@ class Ledger(RollbackRules, SavepointRules):
         if resumed:
             assert known is not None
             record = known
-            for agent in record.agents:
-                self._hosts.pop(agent, None)
         else:
             state.session += 1
             if known is not None:
@@ -563,7 +561,12 @@ class Ledger(RollbackRules, SavepointRules):
             self._newcomer(record.id)
         record.address = command.address
         record.declared = tuple(sorted(set(command.agents)))
-        record.agents = tuple(sorted({*(each for each in record.declared if each not in given_up), *record.adopted}))
+        if record.state == JOINING or not resumed:
+            hosted = {*(each for each in record.declared if each not in given_up), *record.adopted}
+            for agent in set(record.agents) - hosted:
+                self._hosts.pop(agent, None)
+            record.agents = tuple(sorted(hosted))
+        # Else it runs what it was given: what it declares and has given away does not begin in the middle of its life.
         record.kinds = tuple(sorted(set(command.kinds)))
         record.agent_versions = dict(sorted(command.agent_versions.items()))
         record.targets = None if command.targets is None else tuple(sorted(set(command.targets)))

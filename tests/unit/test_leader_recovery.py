@@ -969,3 +969,50 @@ def test_a_move_to_one_that_is_lost_meanwhile_is_refused_and_the_loss_is_made_go
     world.run(until=recovered(world, 2), limit=20)
     assert world.ledger.host_of("worker/a") == "a"
     assert world.ledger.host_of("worker/b") in ("a", "c")
+
+
+def given_away():
+    """The agent of a is b's now."""
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("b", kinds=("worker",))
+    world.add("a", "c")
+    world.run(until=world.ready)
+    commit(world, 1)
+    world.restore(1, "move", (("worker/a", "b"),))
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    return world
+
+
+def test_agent_that_was_given_away_and_has_left_does_not_begin_where_it_was_before_a_rollback_brings_it():
+    """A host that connects anew declares it still, and runs it no more: a message for it would find nobody there."""
+    world = given_away()
+    commit(world, 2)
+    b = world.participants["b"]
+    b.say(Leave(session=b.session))
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "left")
+    world.participants["a"].disconnect("cable")
+    world.later(100 * MS, world.participants["a"].connect)
+    world.run(3)
+    world.run(until=lambda: world.state_of(3) == "committed")
+    members = {member.id: member.agents for member in world.ledger.state.topology.members}
+    assert members == {"a": (), "c": ("worker/c",)}
+    # The epoch has it, its last host has left, and who declares it is there.
+    request = world.restore(2)
+    world.run(until=lambda: request in world.answers)
+    assert "hosts, or can take, worker/b (on b before)" in world.answers[request]["sentence"]
+    world.restore(2, allow_unclaimed=True)
+    world.run(until=recovered(world, 3))
+    members = {member.id: member.agents for member in world.ledger.state.topology.members}
+    assert members == {"a": ("worker/a",), "c": ("worker/c",)}
+
+
+def test_agent_that_was_given_away_waits_for_its_host_where_that_was_only_lost():
+    world = given_away()
+    world.kill_participant("b")
+    world.run(until=lambda: world.ledger.state.participants["b"].state == "lost")
+    world.revive("b")
+    world.run(until=recovered(world, 3))
+    members = {member.id: member.agents for member in world.ledger.state.topology.members}
+    assert members["a"] == ()
