@@ -533,6 +533,8 @@ class Ledger(RollbackRules, SavepointRules):
         if resumed:
             assert known is not None
             record = known
+            for agent in record.agents:
+                self._hosts.pop(agent, None)
         else:
             state.session += 1
             if known is not None:
@@ -560,13 +562,11 @@ class Ledger(RollbackRules, SavepointRules):
             self._joining_count += goes_on is None
             self._newcomer(record.id)
         record.address = command.address
+        if resumed and record.state != JOINING:
+            # What it has given away does not begin in the middle of its life.
+            given_up |= set(record.declared) - set(record.agents)
         record.declared = tuple(sorted(set(command.agents)))
-        if record.state == JOINING or not resumed:
-            hosted = {*(each for each in record.declared if each not in given_up), *record.adopted}
-            for agent in set(record.agents) - hosted:
-                self._hosts.pop(agent, None)
-            record.agents = tuple(sorted(hosted))
-        # Else it runs what it was given: what it declares and has given away does not begin in the middle of its life.
+        record.agents = tuple(sorted({*(each for each in record.declared if each not in given_up), *record.adopted}))
         record.kinds = tuple(sorted(set(command.kinds)))
         record.agent_versions = dict(sorted(command.agent_versions.items()))
         record.targets = None if command.targets is None else tuple(sorted(set(command.targets)))
@@ -697,6 +697,7 @@ class Ledger(RollbackRules, SavepointRules):
             return _no("topology-changed", f"the topology has version {state.topology.version}")
         if not self.topology_is_stale:
             return _no("topology-unchanged", f"topology {state.topology.version} has all who are wanted")
+        self._join_without_a_rollback()
         members = self.wanted_members()
         leavers = [record for record in self.participants() if record.state == LEAVING]
         for member in members:
@@ -707,6 +708,14 @@ class Ledger(RollbackRules, SavepointRules):
             self._end_session(record, LEFT, "", command.at)
         self._membership_changed()
         return _yes(version=command.version, members=len(members), left=[record.session for record in leavers])
+
+    def _join_without_a_rollback(self) -> None:
+        """Members that were lost and come back had one coming when they registered, which would have made them the same again."""
+        for member in self.lost_members():
+            record = self.state.participants.get(member.id)
+            if record is not None and record.state == JOINING and record.fresh != record.session:
+                record.fresh = record.session
+                self._forget_derived()
 
     # --- epochs -----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.ledger import (
     AdoptCommand,
+    ConfigureCommand,
     FenceCommand,
     LeadCommand,
     LeaveCommand,
@@ -18,6 +19,7 @@ from coordinator.ledger import (
     RollbackCommand,
     RollbackFailedCommand,
 )
+from coordinator.policy import PolicySettings
 from protocol.ancestry import Ancestry
 from protocol.digests import digest
 from protocol.limits import ROLLBACKS_REMEMBERED_MAX
@@ -276,6 +278,18 @@ def test_nobody_takes_an_agent_under_the_name_that_it_had_before():
     assert log.ledger.host_of("w/b") is None
     assert log.ledger.state.participants["a"].agents == ("w/a",)
     assert log.ledger.state.adoptions == {}
+
+
+def test_member_that_comes_back_is_a_new_one_where_the_policy_is_off_by_then():
+    """No rollback undoes what its former life has sent: under the same names it would be taken for that one."""
+    log = recovering("a", "b")
+    lose(log, "b")
+    session = log.register("b", boot="boot-2")["session"]
+    assert log.ledger.state.participants["b"].fresh == 0, "a rollback makes it what it was"
+    assert log.do(ConfigureCommand, policy=PolicySettings(recovery="off"))["ok"]
+    assert log.topology()["ok"]
+    members = {member.id: member for member in log.ledger.state.topology.members}
+    assert (members["b"].session, members["b"].fresh, members["a"].fresh) == (session, session, 0)
 
 
 @pytest.mark.parametrize("over", [{"dropped": ("w/b",)}, {"renames": (("w/b", "w/z"),)}], ids=["given up", "renamed"])
