@@ -20,7 +20,13 @@ from protocol.ids import ClusterName, Epoch
 from protocol.keys import ClusterKeys
 from protocol.storage import ensure_format
 from protocol.verify import verify_epoch
-from simulations.oracles.liveness import demand_all_members, demand_commits, demand_ends, demand_quiet
+from simulations.oracles.liveness import (
+    commits_at_work,
+    demand_all_members,
+    demand_commits,
+    demand_ends,
+    demand_quiet,
+)
 from simulations.store_view import OpenMemory
 from simulations.violations import Violation
 from simulations.world import SECOND
@@ -129,7 +135,8 @@ def run_fork(cluster: SimulatedCluster) -> None:
     cluster.heal()
     demand_all_members(cluster)
     demand_ends(cluster)
-    demand_commits(cluster, 1)
+    if commits_at_work(cluster):
+        demand_commits(cluster, 1)
     cluster.world.run(cluster.world.now + AT_WORK_NS)
     cluster.workload.switch.on = False
     demand_quiet(cluster)

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
 
-from simulations.carrying import LOAD_MAX, load
 from simulations.cluster import SimulatedCluster
 from simulations.faults import Injector
 from simulations.forking import options_of_fork, run_fork
 from simulations.mutants import planted
 from simulations.oracles.liveness import (
-    captured_in_time,
+    commits_at_work,
     demand_all_members,
     demand_commits,
     demand_ends,
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
 SAFETY: Final = "safety"
 LIVENESS: Final = "liveness"
 CRASH: Final = "crash"
-RECORDING_ENOUGH: Final = 64 * 1024
-"""Below this limit epochs may well abort as long as agents are at work (I33): commits are then demanded of quiet ones."""
-
 COLLECT_EVERY: Final = 1_000_000
 """Containers that a run makes and keeps before garbage is looked for: some hundred megabytes. Most runs keep fewer."""
 
@@ -185,11 +181,7 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     cluster.heal()
     demand_all_members(cluster)
     demand_ends(cluster)
-    if (
-        what.options.recording_bytes_max >= RECORDING_ENOUGH
-        and load(what.options) <= LOAD_MAX
-        and captured_in_time(cluster)
-    ):
+    if commits_at_work(cluster):
         # Where agents come to rest, one more is demanded of them then.
         demand_commits(cluster, 1 if cluster.workload.comes_to_rest else 2)
     cluster.workload.demand(cluster)

@@ -6,14 +6,18 @@ intervals, reconnects, and what is queued already. They are generous on purpose:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from simulations.carrying import captured_ns, drained_ns
+from simulations.carrying import LOAD_MAX, captured_ns, drained_ns, load
 from simulations.violations import LivenessViolation
 from simulations.world import SECOND
 
 if TYPE_CHECKING:
     from simulations.cluster import SimulatedCluster
+
+
+RECORDING_ENOUGH: Final = 64 * 1024
+"""Below this limit, bytes, epochs may well abort as long as agents are at work."""
 
 
 def demand_all_members(cluster: SimulatedCluster) -> None:
@@ -99,9 +103,15 @@ def demand_quiet(cluster: SimulatedCluster) -> None:
                 raise LivenessViolation("I6", f"{stream}: {stream.delivered} of {len(stream.sent)} messages arrived")
 
 
-def captured_in_time(cluster: SimulatedCluster) -> bool:
-    """Whether what waits for agents, or is about to, leaves epochs the time for its capture; else commits are demanded at rest."""
+def commits_at_work(cluster: SimulatedCluster) -> bool:
+    """Whether epochs of agents at work have to commit; else commits are demanded of agents at rest alone.
+
+    They need not where agents say more than channels carry, or than an epoch may record (I33), nor where what waits for agents, or is
+    about to, leaves an epoch too little time for its capture.
+    """
     options = cluster.options
+    if options.recording_bytes_max < RECORDING_ENOUGH or load(options) > LOAD_MAX:
+        return False
     waiting = 0
     for life in [] if options.runtimes else cluster.lives.values():
         behind = sum(len(stream.sent) - stream.delivered for stream in life.ghost.incoming.values())
