@@ -3,8 +3,9 @@
 A marker waits behind what was said before it. So an epoch lasts as long as the longest queue of a channel, and one that outlasts
 its deadline aborts and names that channel. Where a window holds one frame, each frame waits for the round trip of the one before
 it: a world whose agents say more than that lets its queues grow for ever, and no epoch of agents at work commits there, whatever
-the product does. All of this follows from the options; from what is queued already follows how long it takes. The same holds of a
-mailbox that has grown while its agent was away: where each message is a piece of its own, its capture can outlast the deadline.
+the product does; the same where nothing that comes behind a gap is kept, once something was lost. All of this follows from the
+options; from what is queued already follows how long it takes. The same holds of a mailbox that has grown while its agent was away:
+where each message is a piece of its own, its capture can outlast the deadline.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def round_trip_ns(options: Options) -> int:
 
 def frame_trip_ns(options: Options) -> float:
     """Time that a channel takes for each message of a long queue, at most."""
-    window = CHANNEL_WINDOW_BYTES if options.runtimes else options.window_bytes  # drivers keep production's
+    if options.runtimes:
+        window = CHANNEL_WINDOW_BYTES  # drivers keep production's
+    else:
+        # Behind a gap no more is kept than has room; the rest comes again, a frame for each round trip.
+        window = min(options.window_bytes, max(options.reorder_bytes, options.frame_bytes))
     return round_trip_ns(options) / max(1, window // kind_of(options).item_bytes)
 
 

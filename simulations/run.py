@@ -187,6 +187,8 @@ def _phases(cluster: SimulatedCluster, injector: Injector, what: Run) -> None:
     cluster.workload.demand(cluster)
     cluster.workload.switch.on = False
     if cluster.workload.comes_to_rest:
+        # Somebody may have been found lost only after the faults were over: what waits for its agents is on its way, too.
+        demand_all_members(cluster)
         demand_quiet(cluster)
         demand_commits(cluster, 1)
     cluster.demand_drivers()

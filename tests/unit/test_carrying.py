@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.limits import CHANNEL_WINDOW_BYTES
+from protocol.limits import CHANNEL_WINDOW_BYTES, MIB
 from simulations.carrying import (
     DRAWN_LOAD_MAX,
     LOAD_MAX,
@@ -39,7 +39,7 @@ def played(options, seconds):
     return max((len(stream.sent), stream.delivered) for stream in streams)
 
 
-@pytest.mark.parametrize("seed", [2005881, 2006150, 2007995, 2010833, 2014828, 2018814, 2019594])
+@pytest.mark.parametrize("seed", [2005881, 2006150, 2007995, 2010833, 2014828, 2018814, 2019594, 2092149])
 def test_agents_of_a_drawn_world_with_narrow_channels_say_no_more_than_these_carry(seed):
     """Each of these seeds had drawn agents that say more."""
     assert 0 < load(draw_run(seed).options) <= DRAWN_LOAD_MAX + 0.001
@@ -51,7 +51,7 @@ def test_narrow_channels_are_drawn_all_the_same_and_wide_ones_slow_nobody_down()
         options = draw_options(seed)
         narrow += options.window_bytes == 1
         assert load(options) <= DRAWN_LOAD_MAX + 0.001
-        if options.window_bytes == CHANNEL_WINDOW_BYTES:
+        if options.window_bytes == CHANNEL_WINDOW_BYTES and max(options.reorder_bytes, options.frame_bytes) > MIB // 8:
             assert load(options) < 0.01
     assert narrow >= 5
 
