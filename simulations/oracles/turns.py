@@ -333,6 +333,10 @@ class Turns:
             raise Violation("I24", f"{life.name} goes on in {incarnation} as line {named}, and its log is {key}")
         if line.over:
             raise Violation("I22", f"{life.name} goes on from incarnation {line.life.incarnation}, which is over")
+        if self._claimed.get(life.name, life) is not life and line.moments[0].number > number:
+            # It slept while a twin went on from its log, and that one's epochs were committed: nothing that it does counts.
+            life.superseded = True
+            return
         if line.life is not life:
             # Another life may have gone on since, from the same log: what it did has to be nobody's.
             moment = self._moment_of(life.name, line, number)
