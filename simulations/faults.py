@@ -563,8 +563,11 @@ def _rot_sealed(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> 
 
     def strike(who: str) -> None:
         key = cluster.unstored_part(who, injector._random)  # noqa: SLF001 - one module
+        # Its manifest may be under way: then it commits, and there has to be another one to go back to.
+        alone = cluster.options.recovery and not cluster.operator.there()
         if (
             cluster.healing
+            or alone
             or not key
             or not cluster.store.spoil(key)
             or not cluster.crash_coordinator(who, fault.for_ns)
