@@ -84,7 +84,7 @@ def begun_as_before(patcher: Patcher) -> None:
     """An agent that was given up begins anew as the one that it was."""
     from coordinator.ledger.rollbacks import RollbackRules
 
-    patcher.method(RollbackRules, "_note_given_up", lambda _: lambda _self, _dropped: None)
+    patcher.method(RollbackRules, "_note_over", lambda _: lambda _self, _command: None)
 
 
 def behind_its_sender(patcher: Patcher) -> None:

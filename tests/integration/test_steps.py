@@ -668,7 +668,7 @@ async def test_a_ledger_that_does_not_answer_is_asked_again_and_the_agent_waits(
 
 
 async def test_without_a_ledger_steps_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("participant.runtime.participant.make_backend", lambda *_args, **_more: None)
+    monkeypatch.setattr("participant.runtime.parts.make_backend", lambda *_args, **_more: None)
     bank = Bank()
     async with Cluster(Buyer("main", bank)) as cluster:
         await cluster.send("buyer/main", Order("o1"))
