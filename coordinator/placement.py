@@ -1,10 +1,9 @@
 """Who is to host which agent after a rollback. Pure.
 
 An agent goes to whoever is live and declares it (or has adopted it before); that is how a cluster comes back on other
-hosts: they declare its agents. One that was given to another host stays that host's, unless that has left in order. What nobody
-declares waits for its host to come back, and after a while goes to those that
-can take its kind, evenly. An agent for which there is nobody holds up the rollback, by name: none is ever dropped in
-silence (D12).
+hosts: they declare its agents. One that was given to another host stays that host's, unless that has left in order. What
+nobody declares waits for its host to come back, and after a while goes to those that can take its kind, evenly. An agent
+for which there is nobody holds up the rollback, by name: none is ever dropped in silence (D12).
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def place(
     given_up: Mapping[str, bool],
     *,
     adopted: Mapping[str, str] = MappingProxyType({}),
-    left: Container[str] = (),
+    members: Container[str] = (),
     anybody: bool = False,
 ) -> Placement:
     """Place the agents of an epoch.
@@ -50,7 +49,7 @@ def place(
         live: Sessions that take part.
         given_up: Participants that are waited for no more -> True.
         adopted: Agent -> participant that takes it with the next rollback, whoever hosts it now.
-        left: Participants that have left in order.
+        members: Agents of the topology: who declares one of these, and has given it away, does not take it back.
         anybody: Nobody is waited for.
 
     Returns:
@@ -58,10 +57,7 @@ def place(
     """
     candidates = sorted((record for record in live if record.live), key=lambda record: record.id)
     hosted = {*adopted, *(agent for record in candidates for agent in record.agents)}
-    declared: dict[str, str] = {}
-    for record in candidates:
-        for agent in record.declared:
-            declared.setdefault(agent, record.id)
+    declared = {agent: record.id for record in reversed(candidates) for agent in record.declared}
     load = {record.id: len(record.agents) for record in candidates}
     adoptions: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}
@@ -71,7 +67,7 @@ def place(
         before = agents[agent]
         kind = agent.partition("/")[0]
         able = [record.id for record in candidates if kind in record.kinds]
-        target = declared.get(agent) if before in left else None
+        target = None if agent in members else declared.get(agent)
         if target is None and able and (anybody or given_up.get(before, False)):
             target = min(able, key=lambda name: (load[name], name))
         if target is not None:

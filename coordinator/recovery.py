@@ -37,7 +37,7 @@ from coordinator.ledger import (
     RollbackFailedCommand,
 )
 from coordinator.ledger.commands import command_bytes, sentence, word
-from coordinator.ledger.records import COMMITTED, FAILED, FENCING, LEFT, RESTORING, SEALED
+from coordinator.ledger.records import COMMITTED, FAILED, FENCING, RESTORING, SEALED
 from coordinator.placement import missing_in_words, place
 from protocol.ids import Instant
 from protocol.limits import (
@@ -471,8 +471,8 @@ class RecoveryKeeper:
         takeover_ns = ledger.policy.takeover_after_ns
         given_up = {name: bool(takeover_ns) and now >= since + takeover_ns for name, since in self._gone_since.items()}
         adopted = ledger.state.adoptions
-        left = [record.id for record in ledger.participants() if record.state == LEFT]
-        placement = place(agents, live, given_up, adopted=adopted, left=left, anybody=self._request is not None)
+        members = {agent for member in ledger.state.topology.members for agent in member.agents}
+        placement = place(agents, live, given_up, adopted=adopted, members=members, anybody=self._request is not None)
         for name in placement.missing:
             self._gone_since.setdefault(name, now)
         if placement.missing and live and self._request is not None and self._request.allow_unclaimed:

@@ -313,6 +313,8 @@ class RollbackRules:
         Once: one that has begun anew since, and is undone by this rollback, is the same one again.
         """
         over = _over(command).difference(*map(_over, self._line(command.epoch)))
+        if not over:
+            return
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
             # Whoever took over an agent of a name that two have exchanged may begin the one of them that the epoch does not hold yet.

@@ -48,7 +48,8 @@ def check_agents(agents: Sequence[object], *, allow_cloudpickle: bool) -> None:
         seen[name] = agent
         if agent.serializer == "cloudpickle" and not allow_cloudpickle:
             raise ConfigError(
-                "allow_cloudpickle", f"agent {agent.id} keeps its state with cloudpickle; allow it explicitly"
+                "allow_cloudpickle",
+                f"agent {name or repr(agent)} keeps its state with cloudpickle; allow it explicitly",
             )
 
 

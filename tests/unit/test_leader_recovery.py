@@ -985,7 +985,8 @@ def given_away():
     return world
 
 
-def test_agent_that_was_given_away_and_has_left_does_not_begin_where_it_was_before_a_rollback_brings_it():
+@pytest.mark.parametrize("epoch", [1, 2], ids=["before it was given away", "behind that"])
+def test_agent_that_was_given_away_and_has_left_does_not_begin_where_it_was_before_a_rollback_brings_it(epoch):
     """A host that connects anew declares it still, and runs it no more: a message for it would find nobody there."""
     world = given_away()
     commit(world, 2)
@@ -999,10 +1000,10 @@ def test_agent_that_was_given_away_and_has_left_does_not_begin_where_it_was_befo
     members = {member.id: member.agents for member in world.ledger.state.topology.members}
     assert members == {"a": (), "c": ("worker/c",)}
     # The epoch has it, its last host has left, and who declares it is there.
-    request = world.restore(2)
+    request = world.restore(epoch)
     world.run(until=lambda: request in world.answers)
     assert "hosts, or can take, worker/b (on b before)" in world.answers[request]["sentence"]
-    world.restore(2, allow_unclaimed=True)
+    world.restore(epoch, allow_unclaimed=True)
     world.run(until=recovered(world, 3))
     members = {member.id: member.agents for member in world.ledger.state.topology.members}
     assert members == {"a": ("worker/a",), "c": ("worker/c",)}

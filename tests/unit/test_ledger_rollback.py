@@ -270,6 +270,21 @@ def test_what_a_rollback_undoes_decides_whether_an_agent_that_left_elsewhere_is_
     assert log.ledger.state.participants["a"].fresh == fresh, "the same one from then on"
 
 
+def test_who_connects_anew_is_not_given_back_what_it_gave_away_and_has_left():
+    """It runs it no more: a message for it would find nobody there."""
+    log = recovering("a", "b", "c")
+    assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
+    assert roll_back(log)["ok"]
+    begin(log, "a", "b", "c")
+    assert log.do(LeaveCommand, session=2)["ok"]
+    assert log.topology()["ok"]
+    assert log.register("a")["resumed"]
+    assert log.ledger.host_of("w/a") is None
+    assert not log.ledger.topology_is_stale
+    assert log.register("a", agents=("w/a", "w/z"))["resumed"]
+    assert log.ledger.state.participants["a"].agents == ("w/z",)
+
+
 def test_nobody_takes_an_agent_under_the_name_that_it_had_before():
     log = recovering("a", "b", "c")
     lose(log, "b")
