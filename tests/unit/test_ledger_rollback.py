@@ -244,16 +244,22 @@ def test_an_agent_that_left_in_order_with_its_new_host_is_a_new_one_where_it_beg
     assert log.ledger.state.participants["a"].agents == ("w/a",)
 
 
-@pytest.mark.parametrize("alive", [True, False])
-@pytest.mark.parametrize("undone", [False, True])
-def test_what_a_rollback_undoes_decides_whether_an_agent_that_left_elsewhere_is_a_new_one(alive, undone):
-    """Of a member, live or lost: it may come in with a rollback to before that, and then all that it did comes again as it was."""
+def left_elsewhere():
+    """The agent of a, which is there, was moved to b and left with it."""
     log = recovering("a", "b", "c")
     assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
     assert roll_back(log)["ok"]
     begin(log, "a", "b", "c")
     assert log.do(LeaveCommand, session=2)["ok"]
     assert log.topology()["ok"]
+    return log
+
+
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("undone", [False, True])
+def test_what_a_rollback_undoes_decides_whether_an_agent_that_left_elsewhere_is_a_new_one(alive, undone):
+    """Of a member, live or lost: it may come in with a rollback to before that, and then all that it did comes again as it was."""
+    log = left_elsewhere()
     commit(log, 2, OTHER, MANIFEST)
     if not alive:
         lose(log, "a")
@@ -272,12 +278,7 @@ def test_what_a_rollback_undoes_decides_whether_an_agent_that_left_elsewhere_is_
 
 def test_who_connects_anew_is_not_given_back_what_it_gave_away_and_has_left():
     """It runs it no more: a message for it would find nobody there."""
-    log = recovering("a", "b", "c")
-    assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
-    assert roll_back(log)["ok"]
-    begin(log, "a", "b", "c")
-    assert log.do(LeaveCommand, session=2)["ok"]
-    assert log.topology()["ok"]
+    log = left_elsewhere()
     assert log.register("a")["resumed"]
     assert log.ledger.host_of("w/a") is None
     assert not log.ledger.topology_is_stale
