@@ -10,6 +10,9 @@ Theory of operation:
       error (RELIABILITY.md T14).
     * What committed epochs hold is deleted from the log; the newest tokens of what goes are written down anew, so that a late
       second try is still known.
+    * The same input may be in the logs of two participants: its agent went elsewhere, the client tried again there, and who took
+      it first enters it again after the rollback. Whoever hosts the agent decides: it knows the inputs with tokens that its agents
+      have had (`HadInputs`), by their messages' ids, and drops the later one. What it knows is part of the cut.
 
 Sources: DESIGN.md sections 6 and 7; RELIABILITY.md I14, T14.
 """
@@ -17,19 +20,22 @@ Sources: DESIGN.md sections 6 and 7; RELIABILITY.md I14, T14.
 from __future__ import annotations
 
 import hmac
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import msgspec
 from blake3 import blake3
 
 from protocol.errors import LimitExceeded, ObjectCorrupt, RecoveryError, Refused
-from protocol.ids import MESSAGE_ID_BYTES, MessageId
+from protocol.ids import MESSAGE_ID_BYTES, AgentId, MessageId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from protocol.ancestry import Ancestry
 
+OUTSIDE: Final = AgentId("outside/ingest")
+"""Source of messages that come from outside the cluster."""
 TOKEN_CHARS_MAX: Final = 256
 TOKENS_KEPT: Final = 100_000
 """Tokens of inputs that have left the log: 4 MB when written down, some 20 MB in memory."""
@@ -40,9 +46,16 @@ MARKS_KEPT: Final = 64
 MARKS_KEPT_TIGHT: Final = 3
 """The same when half of the room is taken: the newest epoch may turn out to be damaged, and the one before it, too."""
 HASH_BYTES: Final = 16
+NO_DIGEST: Final = bytes(HASH_BYTES)
+"""In place of a digest where a message's id stands in place of a token's hash: it came from another participant."""
 TOKENS_PER_BLOCK: Final = 512
 TOKEN_BLOCKS_MAX: Final = 64
 """Blocks of tokens that an epoch holds: 32,768 tokens, a megabyte."""
+_TOKEN_BIT: Final = 0x80
+"""Of the first byte of an outside message's id: it came with a token."""
+
+TokenPair: TypeAlias = tuple[bytes, bytes]
+"""Hash of an input's token, and digest of what it asked for; or its message's id, and `NO_DIGEST`."""
 
 
 class InputRecord(msgspec.Struct, array_like=True, frozen=True, tag="in"):
@@ -77,8 +90,8 @@ class TokensRecord(msgspec.Struct, array_like=True, frozen=True, tag="tokens"):
 
     tokens: tuple[tuple[bytes, bytes, int], ...]
     cut: tuple[int, int] | None = None
-    """In place of tokens: an epoch, which may never commit, and up to where it holds the input of a participant without agents.
-    Older builds read no token here, and know no other record that they could pass over."""
+    """In place of tokens: an epoch, which may never commit, and up to where it holds the input. Older builds read no token here, and
+    know no other record that they could pass over."""
 
 
 LogRecord: TypeAlias = InputRecord | MarkRecord | JoinRecord | TokensRecord
@@ -137,16 +150,45 @@ def input_digest(target: str, type_name: str, version: int, body: bytes) -> byte
     return blake3(f"{target}\0{type_name}\0{version}\0".encode() + body).digest(length=HASH_BYTES)
 
 
-def token_message_id(cluster: str, target: str, token: str) -> MessageId:
-    """Id of the message that an input with a token makes, wherever in the cluster it is taken."""
-    hasher = blake3(f"cleancut input\0{cluster}\0{target}\0{token}".encode())
-    return MessageId(hasher.digest(length=MESSAGE_ID_BYTES))
+def token_message_id(hashed: bytes, digest: bytes) -> MessageId:
+    """Id of the message that an input with a token makes, wherever in the cluster it is taken.
+
+    Args:
+        hashed: See `token_hash`.
+        digest: See `input_digest`.
+    """
+    identity = blake3(b"cleancut input\0" + hashed + digest).digest(length=MESSAGE_ID_BYTES)
+    return MessageId(bytes((identity[0] | _TOKEN_BIT,)) + identity[1:])
 
 
 def position_message_id(cluster: str, participant: str, position: int) -> MessageId:
     """Id of the message that an input without a token makes: of its place in the log."""
     hasher = blake3(f"cleancut input position\0{cluster}\0{participant}\0{position}".encode())
-    return MessageId(hasher.digest(length=MESSAGE_ID_BYTES))
+    return _without_token(hasher.digest(length=MESSAGE_ID_BYTES))
+
+
+def volatile_message_id(boot_id: str, number: int) -> MessageId:
+    """Id of the message that an input makes that is in no log.
+
+    Args:
+        boot_id: Of the process, hexadecimal.
+        number: Of the input, in that process.
+    """
+    return _without_token(bytes.fromhex(boot_id)[:8] + number.to_bytes(MESSAGE_ID_BYTES - 8, "big"))
+
+
+def _without_token(identity: bytes) -> MessageId:
+    return MessageId(bytes((identity[0] & ~_TOKEN_BIT,)) + identity[1:])
+
+
+def came_with_token(source: str, message: bytes) -> bool:
+    """Whether a message is outside input that may come a second time, by another way.
+
+    Args:
+        source: Who sent it.
+        message: Its id.
+    """
+    return source == OUTSIDE and bool(message[0] & _TOKEN_BIT)
 
 
 def check_same(known: bytes, digest: bytes) -> None:
@@ -306,10 +348,6 @@ class InputIndex:
             del self._tokens[token]
         return TokensRecord(tuple(old[-self._tokens_kept :]))
 
-    def known_up_to(self, position: int) -> list[tuple[bytes, bytes]]:
-        """Hash and digest of the tokens whose inputs are not behind this position, oldest first."""
-        return [(token, known.digest) for token, known in self._tokens.items() if known.position <= position]
-
     def has(self, token: bytes) -> bool:
         """Whether a token is known."""
         return token in self._tokens
@@ -325,26 +363,51 @@ class InputIndex:
         return self._marks[-1] if self._marks else None
 
 
-class EnteredTokens:
-    """Tokens of inputs that have entered, in blocks whose bytes do not change once they are full: an epoch writes the last one.
+class HadInputs:
+    """Inputs with tokens that the agents of a participant have had: the newest of them, within a bound.
+
+    They are in blocks whose bytes do not change once they are full: an epoch writes the last one.
 
     Args:
-        tokens: Hash and digest of each, oldest first.
+        pairs: What epochs hold of them, oldest first.
     """
 
-    def __init__(self, tokens: Iterable[tuple[bytes, bytes]] = ()) -> None:
+    def __init__(self, pairs: Iterable[TokenPair] = ()) -> None:
+        self._ids: dict[bytes, None] = {}
+        """Of their messages, oldest first."""
         self._full: list[bytes] = []
-        self._last: list[tuple[bytes, bytes]] = []
-        for token, digest in tokens:
-            self.add(token, digest)
+        self._last: list[TokenPair] = []
+        for pair in pairs:
+            self.add(token_message_id(*pair) if pair[1] != NO_DIGEST else pair[0], pair)
 
-    def add(self, token: bytes, digest: bytes) -> None:
-        """One more has entered."""
-        self._last.append((token, digest))
+    def __contains__(self, message: bytes) -> bool:
+        return message in self._ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def add(self, message: bytes, pair: TokenPair | None = None) -> bool:
+        """An agent here gets one.
+
+        Args:
+            message: Its id.
+            pair: Of its token; None: it was taken elsewhere.
+
+        Returns:
+            False: an agent here has had it.
+        """
+        if message in self._ids:
+            return False
+        self._ids[message] = None
+        self._last.append(pair or (message, NO_DIGEST))
         if len(self._last) == TOKENS_PER_BLOCK:
             self._full.append(encode_record(self._last))
             self._last = []
-            del self._full[:-TOKEN_BLOCKS_MAX]
+            if len(self._full) > TOKEN_BLOCKS_MAX:
+                del self._full[0]
+                for old in list(islice(self._ids, TOKENS_PER_BLOCK)):
+                    del self._ids[old]
+        return True
 
     def blocks(self) -> tuple[bytes, ...]:
         """Each an encoded array of pairs."""

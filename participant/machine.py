@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, assert_never
 
+from participant.inputs import HadInputs
 from participant.machine_channels import NEVER, Channels
 from participant.machine_epochs import LocalEpochs
 from participant.machine_events import (
@@ -119,6 +120,7 @@ from protocol.topology import Topology
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from participant.inputs import TokenPair
     from participant.machine_events import Delivery, Effect, Event
     from participant.peers import ChannelLimits
     from protocol.ancestry import Ancestry
@@ -212,6 +214,7 @@ class ParticipantMachine(Channels):
         incarnation: int,
         streams: Mapping[str, ResumedStreams],
         unrouted: Iterable[Delivery] = (),
+        inputs: Iterable[TokenPair] = (),
     ) -> None:
         """Go on from a log, if the coordinators agree; before the first registration.
 
@@ -221,6 +224,7 @@ class ParticipantMachine(Channels):
             incarnation: In which it was.
             streams: By peer.
             unrouted: Messages to agents that nobody hosted.
+            inputs: Outside input with tokens that the agents have had.
         """
         assert not self.session, "a life goes on from a log before it registers"
         ends = tuple(StreamEnd(peer, each.line, each.sent, each.received) for peer, each in sorted(streams.items()))
@@ -228,6 +232,7 @@ class ParticipantMachine(Channels):
         self._resumed = streams
         self._unrouted.extend(unrouted)
         self.unrouted_bytes = sum(len(data) for _, data in self._unrouted)
+        self.inputs = HadInputs(inputs)
 
     def heartbeat(self) -> Heartbeat | None:
         """What keeps the lease now; None before there is a session."""
@@ -263,7 +268,8 @@ class ParticipantMachine(Channels):
                 self._frame_arrived(event.header, event.body, now, out)
             case MessageIngested():
                 self._counts["messages_ingested"] += 1
-                self._send((event.message,), out)
+                deliveries, _ = self._not_had((event.message,), (0,), event.token)
+                self._send(deliveries, out)
             case LogSynced():
                 self._log_synced(event.number)
             case TimerFired():
@@ -391,12 +397,13 @@ class ParticipantMachine(Channels):
             self.session = Session(message.session)
             self.line = message.line or message.session
             resumed = self._resumption is not None and self.line == self._resumption.line
-            unrouted = list(self._unrouted) if resumed else []
+            unrouted, inputs = list(self._unrouted) if resumed else [], self.inputs
             self.ancestry = message.ancestry
             self._enter(Incarnation(message.incarnation), message.newest_epoch, out)
             if resumed:
                 self._unrouted.extend(unrouted)
                 self.unrouted_bytes = sum(len(data) for _, data in unrouted)
+                self.inputs = inputs
             elif self._resumption is not None:
                 self._resumption, self._resumed = None, {}
                 out.append(ForgetResumed())
@@ -417,6 +424,7 @@ class ParticipantMachine(Channels):
         self._counts["items_lost"] += len(self._unrouted)
         self._unrouted.clear()
         self.unrouted_bytes = 0
+        self.inputs = HadInputs()
         self._snapshot = self._new_snapshot_machine(newest_epoch)
         self._forget_peers(list(self._peers.values()))
         self._routes = {}
@@ -469,6 +477,7 @@ class ParticipantMachine(Channels):
         # Before what has come from outside meanwhile: it is older.
         self._unrouted.extendleft(reversed(event.unrouted))
         self.unrouted_bytes += sum(len(data) for _, data in event.unrouted)
+        self.inputs = HadInputs(event.inputs)
         out.append(SendControl(message=answer))
 
     def _new_snapshot_machine(self, ended_through: int) -> SnapshotMachine:
@@ -563,7 +572,8 @@ class ParticipantMachine(Channels):
         )
         if first and restored and self.leaving:
             out.append(SendControl(message=Leave(session=self.session)))
-        unrouted, self._unrouted, self.unrouted_bytes = self._unrouted, deque(), 0
+        waited, self._unrouted, self.unrouted_bytes = self._unrouted, deque(), 0
+        unrouted, _ = self._not_had(waited, range(len(waited)))
         self._send(unrouted, out)
         self._unpark(now, out)
 
@@ -785,6 +795,7 @@ class ParticipantMachine(Channels):
             topology=self.topology.version,
             outgoing=tuple(outgoing),
             unrouted=tuple(data for _, data in self._unrouted),
+            inputs=self.inputs.blocks(),
             deadline=deadline,
         )
 

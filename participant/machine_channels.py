@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from participant.inputs import OUTSIDE, HadInputs, came_with_token
 from participant.machine_events import DeadLetter, DeliverToAgents, LogReceived, LogSent, SendFrame
 from participant.peers import PRODUCTION, Peer
 from protocol.errors import MalformedFrame, Overloaded, Refused, RemoteProtocolError
@@ -90,6 +91,8 @@ class Channels:
         self._unrouted: deque[Delivery] = deque()
         self.unrouted_bytes = 0
         """Bytes of the messages that wait for an agent to appear."""
+        self.inputs = HadInputs()
+        """Outside input with tokens that the agents here have had."""
         self._dirty: dict[ParticipantId, Peer] = {}
         """Peers that the next flush looks at, in the order in which they got something."""
         self._acks: dict[ParticipantId, int] = {}
@@ -126,6 +129,7 @@ class Channels:
             "unrouted": len(self._unrouted),
             "unrouted_bytes": self.unrouted_bytes,
             "parked_frames": len(self._parked),
+            "inputs_had": len(self.inputs),
         }
 
     def _flush_channels(self, now: Instant, out: list[Effect]) -> None:
@@ -402,16 +406,47 @@ class Channels:
             deliveries = [(_decode_envelope(data), data) for data in datas]
         except (msgspec.MsgspecError, UnicodeDecodeError):
             deliveries, numbers = self._well_formed(datas, first)
-        if self.logged and deliveries:
-            out.append(LogReceived(source=peer.id, numbers=numbers, deliveries=deliveries))
         get = self._routes.get
-        for delivery in deliveries:
-            if get(delivery[0].target, peer) is not None:
-                # Not all are for agents here: one of them has moved, or is not there yet.
-                self._send(deliveries, out)
-                return
-        if deliveries:
+        all_here, outside = True, False
+        for envelope, _ in deliveries:
+            if envelope.source == OUTSIDE:
+                outside = True
+            if get(envelope.target, peer) is not None:
+                all_here = False
+        if outside:
+            deliveries, numbers = self._not_had(deliveries, numbers)
+        if not deliveries:
+            return
+        if self.logged:
+            out.append(LogReceived(source=peer.id, numbers=numbers, deliveries=deliveries))
+        if all_here:
             out.append(DeliverToAgents(deliveries))
+        else:
+            # One of the agents has moved, or is not there yet.
+            self._send(deliveries, out)
+
+    def has_had(self, message: Envelope) -> bool:
+        """Whether this is outside input for an agent here that has come by another way before."""
+        if not came_with_token(message.source, message.id) or message.id not in self.inputs:
+            return False
+        return self._routes.get(message.target, _NOWHERE) is None
+
+    def _not_had(
+        self, deliveries: Iterable[Delivery], numbers: Iterable[int], token: tuple[bytes, bytes] | None = None
+    ) -> tuple[list[Delivery], list[int]]:
+        """Without the outside input that agents here have had; they have the others from here on."""
+        get = self._routes.get
+        found: list[Delivery] = []
+        left: list[int] = []
+        for delivery, number in zip(deliveries, numbers, strict=True):
+            message = delivery[0]
+            may_repeat = came_with_token(message.source, message.id) and get(message.target, _NOWHERE) is None
+            if may_repeat and not self.inputs.add(message.id, token):
+                self._counts["inputs_repeated"] += 1
+                continue
+            found.append(delivery)
+            left.append(number)
+        return found, left
 
     def _well_formed(self, datas: list[bytes], first: int) -> tuple[list[Delivery], list[int]]:
         """Genuine and in order, yet some are no envelopes: another build's fault. They count as received."""
@@ -478,6 +513,7 @@ _COUNTERS: Final = (
     "messages_ingested",
     "messages_received",
     "messages_malformed",
+    "inputs_repeated",
     "dead_letters",
     "frames_sent",
     "frames_received",

@@ -40,6 +40,8 @@ class MessageIngested(Plain, frozen=True):
     """A message from outside, to an agent anywhere."""
 
     message: Delivery
+    token: tuple[bytes, bytes] | None = None
+    """Hash and digest; None: it came without a token."""
 
 
 class FrameArrived(Plain, frozen=True):
@@ -136,6 +138,8 @@ class LocalRestored(Plain, frozen=True, kw_only=True):
     """Digest over what was taken."""
     unrouted: tuple[Delivery, ...] = ()
     """Messages that go on as soon as there is a topology: to agents that nobody hosted."""
+    inputs: Sequence[tuple[bytes, bytes]] = ()
+    """Outside input with tokens that these agents have had (`participant.inputs.TokenPair`)."""
     took_ns: int = 0
 
 
@@ -212,6 +216,8 @@ class RecordLocal(Plain, frozen=True, kw_only=True):
     """Sorted by target; the markers follow right behind these positions."""
     unrouted: tuple[bytes, ...]
     """Encoded envelopes to agents that nobody hosts."""
+    inputs: tuple[bytes, ...]
+    """Outside input with tokens that the agents here have had: encoded blocks."""
     deadline: int
     """Instant at which the part is given up."""
 

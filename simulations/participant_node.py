@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from blake3 import blake3
-
 from participant.codec import MessageRegistry
 from participant.context import encode_envelope
 from participant.host import AgentHost
+from participant.inputs import OUTSIDE, position_message_id
 from participant.machine import ParticipantMachine
 from participant.machine_events import (
     AnnounceEpoch,
@@ -47,7 +46,7 @@ from participant.machine_events import (
 from participant.peers import ChannelLimits
 from participant.state import CutClock
 from protocol.errors import Overloaded, Refused, WireError
-from protocol.ids import MESSAGE_ID_BYTES, AgentId, Instant, MessageId, ParticipantId
+from protocol.ids import AgentId, Instant, ParticipantId
 from protocol.messages import Envelope, LocalReport, Register, Restored
 from simulations.control import ControlClient
 from simulations.local_disk import SimulatedFolder
@@ -86,7 +85,6 @@ def channel_limits(options: Options) -> ChannelLimits:
     )
 
 
-OUTSIDE: Final = AgentId("outside/ingest")
 _LONG: Final = 100
 """Messages of a mailbox that counts as long."""
 _MANY: Final = 30
@@ -266,8 +264,8 @@ class ParticipantLife(Process):
         if self.in_flight_bytes > limit:
             return Overloaded(f"{self.in_flight_bytes} bytes are in flight at {self.name}; the limit is {limit}")
         name, version, body = self.registry.encode(message)
-        identity = blake3(f"{self.boot_id} {self._ingested}".encode()).digest(length=MESSAGE_ID_BYTES)
-        envelope = Envelope(MessageId(identity), OUTSIDE, AgentId(agent), name, version, body)
+        identity = position_message_id("simulated", self.boot_id, self._ingested)
+        envelope = Envelope(identity, OUTSIDE, AgentId(agent), name, version, body)
         data = encode_envelope(envelope)
         refusal = self.machine.refusal(agent, len(data))
         if refusal is None:

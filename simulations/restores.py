@@ -116,6 +116,7 @@ class Restores:
                         incarnation=order.incarnation,
                         state=loaded.state,
                         unrouted=loaded.unrouted,
+                        inputs=loaded.input_tokens,
                         took_ns=life.now - began,
                     )
                 )

@@ -85,7 +85,9 @@ class Uploads:
     def freeze(self, record: RecordLocal) -> None:
         """Take the cut, now."""
         life = self._life
-        frozen = self._capturer.freeze(record.epoch, life.hosts, unrouted=record.unrouted, now=life.now)
+        frozen = self._capturer.freeze(
+            record.epoch, life.hosts, unrouted=record.unrouted, input_tokens=record.inputs, now=life.now
+        )
         part = self._parts[record.epoch] = _Part(record, frozen, life.now)
         part.timings["record"] = 1
         life.point("local.frozen")

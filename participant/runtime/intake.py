@@ -24,7 +24,8 @@ from participant.host import decode_envelope
 from participant.inputs import (
     MARKS_KEPT,
     MARKS_KEPT_TIGHT,
-    EnteredTokens,
+    NO_DIGEST,
+    OUTSIDE,
     InputIndex,
     InputRecord,
     InputsMissing,
@@ -56,23 +57,21 @@ from protocol.errors import (
     WireError,
 )
 from protocol.failpoints import fp
-from protocol.ids import AgentId
 from protocol.limits import INPUT_LOG_BYTES_MAX, KIB, LOG_SEGMENT_BYTES, MESSAGE_BYTES_MAX, MIB
 from protocol.messages import Envelope
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from participant.inputs import TokenPair
     from participant.machine_events import Delivery
     from participant.runtime.log_files import Life, LocalFolder
     from protocol.ancestry import Ancestry
     from protocol.errors import FencedError, SnapshotError, StoreError
-    from protocol.ids import MessageId
+    from protocol.ids import AgentId, MessageId
 
 log = logging.getLogger("cleancut.participant.inputs")
 
-OUTSIDE: Final = AgentId("outside/ingest")
-"""Source of messages that come from outside the cluster."""
 LOG_NAME: Final = "input"
 WAITING_BYTES_MAX: Final = 16 * MIB
 """Inputs that wait for the disk."""
@@ -101,7 +100,8 @@ class Intake:
         folder: The participant's own; taken over by `restore`.
         cluster: Its name.
         participant: Its id.
-        enters: Takes a message into the machine; called on the loop, while `position` is the message's own.
+        enters: Takes a message into the machine, with its token; called on the loop, while `position` is the message's own.
+        had: Whether an agent here has had the message of an input, which may have been taken elsewhere.
         failed: Called once when nothing can be written any more.
         bytes_max: Bound of the log.
         allow_lost: Let a restore go on where input is gone that it should bring back.
@@ -113,7 +113,8 @@ class Intake:
         *,
         cluster: str,
         participant: str,
-        enters: Callable[[Delivery], None],
+        enters: Callable[[Delivery, TokenPair | None], None],
+        had: Callable[[MessageId], bool],
         failed: Callable[[StoreError | FencedError], None],
         bytes_max: int = INPUT_LOG_BYTES_MAX,
         allow_lost: bool = False,
@@ -129,6 +130,7 @@ class Intake:
         self._begun = False
         """This process has been the log's writer."""
         self._enters = enters
+        self._had = had
         self._allow_lost = allow_lost
         self._waiting: deque[tuple[int, InputRecord, Delivery]] = deque()
         """In the log, maybe not durable, and not given to the machine."""
@@ -137,7 +139,6 @@ class Intake:
         """Nothing enters: it is not known yet what comes before."""
         self._adopted: dict[bytes, bytes] = {}
         """Tokens that the epoch had taken and our own log does not know, and what they came with."""
-        self._entered_tokens = EnteredTokens()
         self._entering = False
         """Between `hold` and the end of what follows it."""
         self._open = asyncio.Event()
@@ -209,7 +210,7 @@ class Intake:
         *,
         epoch: int | None,
         position: int | None = None,
-        tokens: Iterable[tuple[bytes, bytes]] = (),
+        tokens: Iterable[TokenPair] = (),
         began: int | None = None,
         ancestry: Ancestry | None = None,
     ) -> int:
@@ -222,7 +223,7 @@ class Intake:
             position: What this participant's local snapshot of that epoch says; None: it was no member of it.
             began: Of a life that goes on from a log of turns: where its membership began, in case an earlier life died before it had
                 noted that here.
-            tokens: What that epoch has taken, of this participant and of those whose agents are here now: hash and digest.
+            tokens: Of input that the agents here have had by then.
             ancestry: Of the incarnation; None: not known.
 
         Returns:
@@ -233,8 +234,9 @@ class Intake:
         self.position = self._begins_at(epoch, ancestry) if position is None else position
         self._goes_on = began is not None
         self._membership_from = self.position if began is None else began
-        self._adopted = {token: digest for token, digest in tokens if not self._index.has(token)}
-        self._entered_tokens = EnteredTokens((*self._adopted.items(), *self._index.known_up_to(self.position)))
+        self._adopted = {
+            token: digest for token, digest in tokens if digest != NO_DIGEST and not self._index.has(token)
+        }
         self._entering = True
         return self._ticket
 
@@ -413,21 +415,20 @@ class Intake:
         """
         hashed = token_hash(self._cluster, check_token(token)) if token else b""
         digest = input_digest(target, type_name, version, body)
+        identity = token_message_id(hashed, digest) if hashed else None
         await self._open.wait()
         if self._closed:
             raise Refused("ended", f"{self._participant} has ended")
-        if hashed:
+        if identity is not None:
             known = self._index.look_up(hashed, digest) or self._adopted_token(hashed, digest)
+            if known is None and self._had(identity):
+                known = Known(digest, 0)
             if known is not None:
                 await self._group.wait_durable(known.position)
                 self._counts["duplicates"] += 1
-                return Taken(token_message_id(self._cluster, target, token), known.position, duplicate=True)
+                return Taken(identity, known.position, duplicate=True)
         number = self._log.next
-        identity = (
-            token_message_id(self._cluster, target, token)
-            if token
-            else position_message_id(self._cluster, self._participant, number)
-        )
+        identity = identity or position_message_id(self._cluster, self._participant, number)
         envelope = Envelope(identity, OUTSIDE, target, type_name, version, body)
         data = encode_envelope(envelope)
         if len(data) > MESSAGE_BYTES_MAX:
@@ -476,9 +477,7 @@ class Intake:
 
     def _enter(self, position: int, record: InputRecord, delivery: Delivery) -> None:
         self.position = position
-        if record.token:
-            self._entered_tokens.add(record.token, record.digest)
-        self._enters(delivery)
+        self._enters(delivery, (record.token, record.digest) if record.token else None)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 
@@ -488,9 +487,10 @@ class Intake:
         return self.position
 
     async def noted(self, epoch: int) -> None:
-        """Until the log says up to where an epoch holds it; for a participant without agents, before its part is reported.
+        """Until the log says up to where an epoch holds it; before the participant's part is reported.
 
-        All others are waited for when everybody goes back to an epoch that holds their agents, and hear from it where it was cut.
+        Who is a member when everybody goes back hears from the epoch where it was cut. Who is away, because it has no agents or others
+        have taken them, comes back later, and the epoch may be gone by then.
 
         Raises:
             RecoveryError: The epoch is over.
@@ -505,10 +505,6 @@ class Intake:
         number = self._group.append(encode_record(record))
         self._index.apply(number, record)
         await self._group.wait_durable(number)
-
-    def tokens(self) -> tuple[bytes, ...]:
-        """Tokens of what has entered, for the cut that is being taken: encoded blocks."""
-        return self._entered_tokens.blocks()
 
     def dropped(self, epoch: int) -> None:
         """The epoch ended otherwise."""

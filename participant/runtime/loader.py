@@ -14,6 +14,7 @@ import msgspec
 
 from participant.capture import Capturer
 from participant.effects.reach import unnamed
+from participant.inputs import NO_DIGEST, HadInputs, came_with_token
 from participant.loading import load_agent, read_agent, split_envelopes
 from participant.restoring import (
     Plan,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from participant.host import AgentHost
+    from participant.inputs import TokenPair
     from participant.loading import SavedAgent
     from participant.machine_events import Delivery
     from participant.runtime.clock import Clock
@@ -75,8 +77,8 @@ class Loaded(NamedTuple):
     unrouted: tuple[Delivery, ...]
     input_position: int | None
     """Newest entry of this participant's input log that the epoch holds; None: it was no member of it."""
-    input_tokens: Sequence[tuple[bytes, bytes]] = ()
-    """Of this participant, and of those whose agents are here now."""
+    input_tokens: Sequence[TokenPair] = ()
+    """That the agents here, and others of their hosts, have had."""
 
 
 class Own(NamedTuple):
@@ -84,7 +86,7 @@ class Own(NamedTuple):
 
     snapshot: LocalSnapshot
     unrouted: tuple[Delivery, ...]
-    input_tokens: list[tuple[bytes, bytes]]
+    input_tokens: list[TokenPair]
 
 
 class _Sources(NamedTuple):
@@ -96,7 +98,7 @@ class _Sources(NamedTuple):
     flying: dict[str, list[Delivery]]
     unrouted: list[Delivery]
     allowed: PickleAllowed | None
-    tokens: list[tuple[bytes, bytes]]
+    tokens: list[TokenPair]
     renames: Mapping[str, str]
 
 
@@ -280,9 +282,7 @@ class Loader:
         reader = ChunkReader(self._store)
         name = f"unrouted messages of {self._participant}"
         held = split_envelopes(_join(reader, snapshot.unrouted), name)
-        tokens: list[tuple[bytes, bytes]] = []
-        for ref in snapshot.input_tokens or ():
-            tokens += decode_tokens(_join(reader, (ref,)), f"input tokens of {self._participant}")
+        tokens = _read_tokens(snapshot, reader)
         return Own(snapshot, tuple((decode_envelope(data, name), data) for data in held), tokens)
 
     def _load_one(
@@ -358,8 +358,12 @@ class Loader:
         placed = {agent: str(member.id) for member in order.members for agent in member.agents}
         flying: dict[str, list[Delivery]] = {}
         unrouted: list[Delivery] = []
+        tokens: list[TokenPair] = []
         reader = ChunkReader(self._store)
         for source, snapshot in snapshots.items():
+            read = _read_tokens(snapshot, reader)
+            tokens += read
+            had = HadInputs(read)
             heir = source in wanted.inherits
             name = f"unrouted messages of {source}"
             held = split_envelopes(_join(reader, snapshot.unrouted), name)
@@ -376,13 +380,15 @@ class Loader:
                 items = _join(reader, channel.chunks)
                 mine, others = in_flight(channel, items, name, here=here, theirs=theirs)
                 for delivery in mine:
-                    flying.setdefault(delivery[0].target, []).append(delivery)
+                    message = delivery[0]
+                    if came_with_token(message.source, message.id):
+                        # As its host would have done: it may have come there by another way before the cut.
+                        if not had.add(message.id):
+                            continue
+                        tokens.append((message.id, NO_DIGEST))
+                    flying.setdefault(message.target, []).append(delivery)
                 if heir:
                     unrouted += others
-        tokens: list[tuple[bytes, bytes]] = []
-        for source, snapshot in snapshots.items():
-            for ref in snapshot.input_tokens or ():
-                tokens += decode_tokens(_join(reader, (ref,)), f"input tokens of {source}")
         if renames:
             flying = {agent: [renamed_delivery(each, renames) for each in held] for agent, held in flying.items()}
             unrouted = [renamed_delivery(each, renames) for each in unrouted]
@@ -450,6 +456,13 @@ def _batches(sources: _Sources) -> Iterator[Batch]:
 def _read_batch(batch: Batch, reader: ChunkReader) -> list[SavedAgent]:
     """In a thread."""
     return [read_agent(snapshot, partial(_join, reader)) for _, snapshot in batch]
+
+
+def _read_tokens(snapshot: LocalSnapshot, reader: ChunkReader) -> list[TokenPair]:
+    found: list[TokenPair] = []
+    for ref in snapshot.input_tokens or ():
+        found += decode_tokens(_join(reader, (ref,)), f"input tokens of {snapshot.participant}")
+    return found
 
 
 def _join(reader: ChunkReader, refs: Iterable[ChunkRef]) -> bytes:

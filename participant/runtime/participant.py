@@ -44,6 +44,7 @@ from participant.events import (
 )
 from participant.failure import DeadLettered, DeadLetters, Parked, Stopped
 from participant.host import AgentHost
+from participant.inputs import OUTSIDE, volatile_message_id
 from participant.machine import ParticipantMachine
 from participant.machine_events import (
     AnnounceEpoch,
@@ -84,7 +85,7 @@ from participant.runtime.consulting import ConsultDesk
 from participant.runtime.control import Control, ControlClient
 from participant.runtime.effect_desk import Question, answer, settle
 from participant.runtime.inspection import inspect
-from participant.runtime.intake import OUTSIDE, Intake, Taken, refusal_code
+from participant.runtime.intake import Intake, Taken, refusal_code
 from participant.runtime.log_files import Life, LocalFolder
 from participant.runtime.news import News
 from participant.runtime.outlet import Outlet
@@ -115,7 +116,7 @@ from protocol.errors import (
     WireError,
 )
 from protocol.failpoints import arm_failpoints, fp
-from protocol.ids import MESSAGE_ID_BYTES, MessageId, ParticipantId, agent_id
+from protocol.ids import ParticipantId, agent_id
 from protocol.keys import ClusterKeys, read_secret, trust
 from protocol.limits import MESSAGE_BYTES_MAX, STRANGERS_REMEMBERED_MAX, WAITING_LISTED_MAX
 from protocol.messages import (
@@ -140,6 +141,7 @@ if TYPE_CHECKING:
 
     from participant.agent import Agent
     from participant.events import ParticipantEvent
+    from participant.inputs import TokenPair
     from participant.machine_events import Delivery, Effect, Event
     from participant.runtime.clock import Cancellable
     from participant.runtime.effect_desk import AnswerResult, Settlement
@@ -354,6 +356,7 @@ class Participant:
                 cluster=config.cluster,
                 participant=self.id,
                 enters=self._input_enters,
+                had=lambda message: message in self._machine.inputs,
                 failed=self._end,
                 bytes_max=config.input_log_bytes_max,
                 allow_lost=config.allow_lost_input,
@@ -486,7 +489,7 @@ class Participant:
 
     def _enter_volatile(self, agent: str, name: str, version: int, body: bytes) -> Taken:
         target = agent_id(agent)
-        identity = bytes.fromhex(self._boot_id)[:8] + (self._ingested + 1).to_bytes(MESSAGE_ID_BYTES - 8, "big")
+        identity = volatile_message_id(self._boot_id, self._ingested + 1)
         envelope = Envelope(identity, OUTSIDE, target, name, version, body)
         data = encode_envelope(envelope)
         if len(data) > MESSAGE_BYTES_MAX:
@@ -500,7 +503,7 @@ class Participant:
         self._step(MessageIngested((envelope, data)))
         if self._closed and self._failure is not None:
             raise self._failure
-        return Taken(MessageId(identity), 0, duplicate=False)
+        return Taken(identity, 0, duplicate=False)
 
     async def wait_member(self) -> None:
         """Until this participant is a member of the cluster and its agents run.
@@ -704,6 +707,7 @@ class Participant:
             incarnation=base.incarnation,
             streams=recovered.streams,
             unrouted=recovered.unrouted,
+            inputs=recovered.input_tokens,
         )
 
     def _log_turns(self, turns: list[Committed]) -> None:
@@ -1036,21 +1040,16 @@ class Participant:
         """From the uploader: a part is durable."""
         if self._turns is not None:
             self._turns.persisted(event.epoch, event.snapshot)
-        if self._turns is None and not self._notes_cuts:
+        if self._turns is None and self._intake is None:
             self._step(event)
         else:
             self._tasks.spawn(self._local_covered(event), name=f"log up to epoch {event.epoch}")
-
-    @property
-    def _notes_cuts(self) -> bool:
-        """Nobody waits for one without agents before all go back: it may have to know by itself what an epoch holds of its input."""
-        return self._intake is not None and not self._hosts
 
     async def _local_covered(self, event: LocalPersisted) -> None:
         try:
             if self._turns is not None:
                 await self._turns.covered()
-            if self._intake is not None and self._notes_cuts:
+            if self._intake is not None:
                 await self._intake.noted(event.epoch)
         except SnapshotError:
             return  # whoever keeps the log has said so, or the epoch is over
@@ -1099,10 +1098,9 @@ class Participant:
     def _record_local(self, effect: RecordLocal) -> None:
         began = self._clock.now()
         position = 0 if self._intake is None else self._intake.cut(effect.epoch)
-        tokens = () if self._intake is None else self._intake.tokens()
         if self._turns is not None:
             self._turns.cut(effect.epoch)
-        self._uploader.freeze(effect, began, input_position=position, input_tokens=tokens)
+        self._uploader.freeze(effect, began, input_position=position)
         self._outlet.cut(effect.epoch)
         self.record_ns_max = max(self.record_ns_max, self._clock.now() - began)
 
@@ -1228,14 +1226,14 @@ class Participant:
         """Whether input is on its way from the log to the agents."""
         return self._intake is not None and self._intake.busy and self._member.is_set()
 
-    def _input_enters(self, delivery: Delivery) -> None:
-        """From the intake: it is durable. What comes again may be for an agent that has another name by now."""
+    def _input_enters(self, delivery: Delivery, token: TokenPair | None) -> None:
+        """From the intake: it is durable. What comes again may be for an agent that has another name by now, or may have had it."""
         if self._renames:
             delivery = renamed_delivery(delivery, self._renames)
-        if self._turns is not None:
+        if self._turns is not None and not self._machine.has_had(delivery[0]):
             assert self._intake is not None, "input comes from somewhere"
             self._turns.taken(self._intake.position, delivery[1])
-        self._step(MessageIngested(delivery))
+        self._step(MessageIngested(delivery, token))
 
     def _halt_agents(self, effect: HaltAgents) -> None:
         if self._intake is not None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from participant.agent import Agent
     from participant.codec import MessageRegistry
+    from participant.inputs import TokenPair
     from participant.machine_events import Event
     from participant.runtime.clock import Clock
     from participant.runtime.intake import Intake
@@ -146,8 +147,8 @@ class Restorer:
         self._fresh = 0
         self.input_position: int | None = None
         """What the epoch that was loaded last says of this participant's input log."""
-        self.input_tokens: Sequence[tuple[bytes, bytes]] = ()
-        """Tokens that it has taken, here and at those whose agents are here now."""
+        self.input_tokens: Sequence[TokenPair] = ()
+        """Outside input that the agents here have had."""
         self.input_from: int | None = None
         """Position at which this membership began, by the log of turns that was replayed; None: none was."""
 
@@ -278,7 +279,11 @@ class Restorer:
             log.info("epoch %d loaded for incarnation %d in %.3f s", order.epoch, order.incarnation, took_ns / 1e9)
             self._sink.restore_stepped(
                 LocalRestored(
-                    incarnation=order.incarnation, state=loaded.state, unrouted=loaded.unrouted, took_ns=took_ns
+                    incarnation=order.incarnation,
+                    state=loaded.state,
+                    unrouted=loaded.unrouted,
+                    inputs=loaded.input_tokens,
+                    took_ns=took_ns,
                 )
             )
 

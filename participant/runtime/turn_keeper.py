@@ -25,6 +25,7 @@ import msgspec
 
 from participant.failure import Stopped
 from participant.host import decode_envelope
+from participant.inputs import NO_DIGEST
 from participant.logs.segment import CorruptLog
 from participant.peers import ResumedStreams
 from participant.runtime.log_files import Life
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from participant.failure import DeadLettered
     from participant.host import AgentHost
+    from participant.inputs import TokenPair
     from participant.machine import ParticipantMachine
     from participant.machine_events import Delivery, LogReceived, LogSent
     from participant.runtime.loader import Loaded, Loader
@@ -72,7 +74,8 @@ class Recovered(NamedTuple):
     turns: int
     input_position: int
     """Of the input log: all up to it has entered."""
-    input_tokens: Sequence[tuple[bytes, bytes]]
+    input_tokens: Sequence[TokenPair]
+    """That the agents have had."""
 
 
 class _Cut(NamedTuple):
@@ -257,7 +260,7 @@ class TurnKeeper:
             unrouted=tuple((decode_envelope(data), data) for data in replayed.unrouted),
             turns=replayed.turns,
             input_position=max(input_position, replayed.input_position),
-            input_tokens=tokens,
+            input_tokens=[*tokens, *((message, NO_DIGEST) for message in replayed.inputs)],
         )
 
     def _put_aside(self) -> None:

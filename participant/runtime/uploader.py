@@ -112,16 +112,13 @@ class Uploader:
         self._counts = dict.fromkeys(_COUNTERS, 0)
         self._slice_ns_max = 0
 
-    def freeze(
-        self, record: RecordLocal, began: int, *, input_position: int = 0, input_tokens: Sequence[bytes] = ()
-    ) -> None:
+    def freeze(self, record: RecordLocal, began: int, *, input_position: int = 0) -> None:
         """Take the cut, now; the rest follows in the background.
 
         Args:
             record: The machine's order.
             began: Instant at which carrying it out began.
             input_position: Newest entry of the input log that has been taken in.
-            input_tokens: Its tokens, in encoded blocks.
         """
         frozen = self._capturer.freeze(
             record.epoch,
@@ -129,7 +126,7 @@ class Uploader:
             unrouted=record.unrouted,
             now=began,
             input_position=input_position,
-            input_tokens=input_tokens,
+            input_tokens=record.inputs,
         )
         part = self._parts[record.epoch] = _Part(record, frozen, began)
         self._counts["parts_begun"] += 1

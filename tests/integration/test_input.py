@@ -231,7 +231,7 @@ async def test_epochs_write_only_the_tokens_that_are_new(tmp_path) -> None:
     async with Cluster(Till("a"), sinks=[MemorySink("receipts")], local=str(tmp_path)) as made:
         participant = made.participant_of("till/a")
         for number in range(600):
-            participant._intake._entered_tokens.add(number.to_bytes(16, "big"), bytes(16))
+            participant._machine.inputs.add(number.to_bytes(16, "big"))
         first = await made.epoch()
         await made.send("till/a", Pay(1), token="t")
         await made.idle()

@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 import pytest
 
-from participant.inputs import InputsMissing
+from participant.inputs import InputsMissing, token_message_id
 from participant.runtime.intake import Intake
 from participant.runtime.log_files import Life, LocalFolder
 from protocol.ancestry import Ancestry
@@ -29,16 +29,19 @@ class Desk:
         self.entered: list[bytes] = []
         self.ids: list[bytes] = []
         self.failures: list[Exception] = []
+        self.had: set[bytes] = set()
         self.intake = Intake(
             LocalFolder(root, "p1"),
             cluster="shop",
             participant="p1",
             enters=self._enter,
+            had=lambda message: message in self.had,
             failed=self.failures.append,
             **settings,
         )
 
-    def _enter(self, delivery) -> None:
+    def _enter(self, delivery, token) -> None:
+        assert token is None or token_message_id(*token) == delivery[0].id
         self.entered.append(msgspec.msgpack.decode(delivery[0].body))
         self.ids.append(delivery[0].id)
 
@@ -558,7 +561,8 @@ async def test_another_cluster_s_log_is_refused(tmp_path):
         LocalFolder(tmp_path, "p1"),
         cluster="another",
         participant="p1",
-        enters=lambda _: None,
+        enters=lambda _, __: None,
+        had=lambda _: False,
         failed=lambda _: None,
     )
     with pytest.raises(StoreError, match="participant p1 in cluster shop"):

@@ -8,14 +8,17 @@ import pytest
 from participant.inputs import (
     CUTS_KEPT,
     MARKS_KEPT,
+    NO_DIGEST,
+    OUTSIDE,
     TOKEN_BLOCKS_MAX,
     TOKENS_PER_BLOCK,
-    EnteredTokens,
+    HadInputs,
     InputIndex,
     InputRecord,
     JoinRecord,
     MarkRecord,
     TokensRecord,
+    came_with_token,
     check_token,
     decode_records,
     encode_record,
@@ -24,8 +27,10 @@ from participant.inputs import (
     position_message_id,
     token_hash,
     token_message_id,
+    volatile_message_id,
 )
 from protocol.ancestry import Ancestry
+from protocol.contents import decode_tokens
 from protocol.errors import LimitExceeded, ObjectCorrupt, Refused
 
 
@@ -76,11 +81,15 @@ def test_digests_and_ids_depend_on_all_that_was_asked_for():
         for body in (b"x", b"y")
     }
     assert len(digests) == 16
-    ids = {token_message_id(cluster, target, token) for cluster in "ab" for target in ("x/y", "x/z") for token in "tu"}
-    ids |= {
+    ids = {token_message_id(hashed, digest) for hashed in (b"h" * 16, b"i" * 16) for digest in (b"d" * 16, b"e" * 16)}
+    assert all(came_with_token(OUTSIDE, each) for each in ids)
+    assert not any(came_with_token("till/a", each) for each in ids)
+    without = {
         position_message_id(cluster, member, position) for cluster in "ab" for member in "pq" for position in (1, 2)
     }
-    assert len(ids) == 16
+    without |= {volatile_message_id(boot, number) for boot in ("ff" * 16, "0e" * 16) for number in (1, 2)}
+    assert not any(came_with_token(OUTSIDE, each) for each in without)
+    assert (len(ids), len(without)) == (4, 12)
     assert token_hash("a", "t") != token_hash("b", "t")
 
 
@@ -248,15 +257,41 @@ def test_a_membership_is_noted_for_each_incarnation():
     assert index_of(JoinRecord(0, 3)).joined_from(3, 2), "an older build's may be of any"
 
 
-def test_entered_tokens_come_in_blocks_whose_bytes_stay_once_they_are_full():
-    entered = EnteredTokens((number.to_bytes(16, "big"), b"d" * 16) for number in range(TOKENS_PER_BLOCK + 3))
-    first = entered.blocks()
+def test_had_inputs_come_in_blocks_whose_bytes_stay_once_they_are_full():
+    had = HadInputs((number.to_bytes(16, "big"), b"d" * 16) for number in range(TOKENS_PER_BLOCK + 3))
+    first = had.blocks()
     assert [len(msgspec.msgpack.decode(block)) for block in first] == [TOKENS_PER_BLOCK, 3]
-    entered.add(b"x" * 16, b"d" * 16)
-    second = entered.blocks()
+    assert had.add(b"x" * 16)
+    second = had.blocks()
     assert second[0] is first[0]
     assert second[1] != first[1]
-    for number in range(TOKENS_PER_BLOCK * (TOKEN_BLOCKS_MAX + 2)):
-        entered.add(number.to_bytes(16, "big"), b"e" * 16)
-    assert len(entered.blocks()) <= TOKEN_BLOCKS_MAX + 1
-    assert EnteredTokens().blocks() == ()
+    assert msgspec.msgpack.decode(second[1])[-1] == [b"x" * 16, NO_DIGEST]
+    assert HadInputs().blocks() == ()
+
+
+def test_had_inputs_are_known_again_from_what_an_epoch_holds_of_them():
+    had = HadInputs()
+    pair = (b"h" * 16, b"d" * 16)
+    assert had.add(token_message_id(*pair), pair)
+    assert had.add(b"x" * 16)
+    assert not had.add(token_message_id(*pair)), "also where it comes from another participant"
+    assert not had.add(b"x" * 16, pair)
+    again = HadInputs(decode_tokens(had.blocks()[0], "tokens"))
+    assert token_message_id(*pair) in again
+    assert b"x" * 16 in again
+    assert b"y" * 16 not in again
+    assert again.blocks() == had.blocks()
+
+
+def test_the_oldest_had_inputs_are_forgotten_and_no_more_is_held_than_an_epoch_holds():
+    had = HadInputs()
+    kept = TOKENS_PER_BLOCK * TOKEN_BLOCKS_MAX
+    for number in range(kept + TOKENS_PER_BLOCK):
+        assert had.add(number.to_bytes(16, "big"))
+    assert len(had) == kept
+    assert len(had.blocks()) == TOKEN_BLOCKS_MAX
+    assert (TOKENS_PER_BLOCK - 1).to_bytes(16, "big") not in had
+    assert TOKENS_PER_BLOCK.to_bytes(16, "big") in had
+    assert had.add(bytes(16)), "forgotten: it is a first one"
+    assert had.add(b"z" * 16)
+    assert len(HadInputs(pair for block in had.blocks() for pair in decode_tokens(block, "tokens"))) == len(had)
