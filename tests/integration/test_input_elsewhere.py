@@ -1,0 +1,176 @@
+"""Input that was acknowledged by one participant and is given again, with its token, where its agent went: it happens once.
+
+Who took it first replays it after the rollback, and so may the second. Whoever hosts the agent knows what it has had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+
+from participant import Agent, handler, value
+from participant.context import encode_envelope
+from participant.inputs import OUTSIDE, input_digest, token_hash, token_message_id
+from participant.testing import Cluster
+from protocol.errors import Refused
+from protocol.ids import AgentId
+from protocol.messages import Envelope
+
+
+class Pay(msgspec.Struct, frozen=True):
+    """Take this."""
+
+    cents: int
+
+
+class Till(Agent, kind="till"):
+    """Keeps what it was paid."""
+
+    seen = value(list[int], default=[])
+
+    @handler
+    async def on_pay(self, ctx, pay: Pay) -> None:
+        """Note it."""
+        self.seen.append(pay.cents)
+
+
+AWAY = {"p1": (), "p2": ("till/a", "till/b")}
+"""till/a is with till/b."""
+
+
+def made(tmp_path, *, names="ab", **settings) -> Cluster:
+    return Cluster(*map(Till, names), local=str(tmp_path), **settings)
+
+
+class Held:
+    """What a participant replays waits for a word."""
+
+    def __init__(self, participant) -> None:
+        self.comes = asyncio.Event()
+        replay = participant._intake._replay
+
+        async def held(ticket: int) -> int:
+            await self.comes.wait()
+            return await replay(ticket)
+
+        participant._intake._replay = held
+
+
+@pytest.mark.parametrize("durability", ["epoch", "turn"])
+async def test_given_again_at_the_new_host_after_the_first_has_replayed_it(tmp_path, durability):
+    async with made(tmp_path, durability=durability) as cluster:
+        before = await cluster.epoch()
+        await cluster.send("till/a", Pay(5), token="t")
+        await cluster.idle()
+        await cluster.restore(before, placement=AWAY)
+        await cluster.idle()
+        assert cluster["till/a"].seen == [5], "its first host replays it"
+        two = cluster.participants["p2"]
+        assert (await two.ingest("till/a", Pay(5), token="t")).duplicate
+        assert not (await two.ingest("till/a", Pay(6), token="u")).duplicate
+        await cluster.idle()
+        assert cluster["till/a"].seen == [5, 6]
+        with pytest.raises(Refused, match="came before with another"):
+            await two.ingest("till/a", Pay(7), token="u")
+
+
+@pytest.mark.parametrize("durability", ["epoch", "turn"])
+async def test_given_again_at_the_new_host_before_the_first_has_replayed_it(tmp_path, durability):
+    async with made(tmp_path, durability=durability) as cluster:
+        before = await cluster.epoch()
+        await cluster.send("till/a", Pay(5), token="t")
+        await cluster.idle()
+        held = Held(cluster.participants["p1"])
+        await cluster.restore(before, placement=AWAY)
+        two = cluster.participants["p2"]
+        assert not (await two.ingest("till/a", Pay(5), token="t")).duplicate
+        held.comes.set()
+        await cluster.idle()
+        assert cluster["till/a"].seen == [5]
+        assert two.statistics()["inputs_repeated"] == 1
+        await cluster.restore(before, placement=AWAY)
+        await cluster.idle()
+        assert cluster["till/a"].seen == [5], "both have it in their logs"
+        assert two.statistics()["inputs_repeated"] == 2
+
+
+@pytest.mark.parametrize("durability", ["epoch", "turn"])
+async def test_an_epoch_and_who_has_the_agent_after_it_know_what_came_over_a_channel(tmp_path, durability):
+    async with made(tmp_path, names="abc", durability=durability) as cluster:
+        before = await cluster.epoch()
+        await cluster.send("till/a", Pay(5), token="t")
+        await cluster.idle()
+        away = {"p1": (), "p2": ("till/a", "till/b"), "p3": ("till/c",)}
+        await cluster.restore(before, placement=away)
+        await cluster.idle()
+        after = await cluster.epoch()
+        assert len(after._reader.input_tokens("p2")) == 1
+        await cluster.restore(after, placement={"p1": (), "p2": ("till/b",), "p3": ("till/a", "till/c")})
+        await cluster.idle()
+        assert (await cluster.participants["p3"].ingest("till/a", Pay(5), token="t")).duplicate
+        assert (await cluster.participants["p2"].ingest("till/a", Pay(5), token="t")).duplicate, "it was there"
+        for name in ("p1", "p2"):
+            assert not (await cluster.participants[name].ingest("till/a", Pay(6), token="u")).duplicate, "it goes there"
+        await cluster.idle()
+        assert cluster["till/a"].seen == [5, 6]
+        assert cluster.participants["p3"].statistics()["inputs_repeated"] == 1
+
+
+async def test_who_goes_on_from_its_log_of_turns_knows_what_came_over_a_channel(tmp_path):
+    async with made(tmp_path, durability="turn") as cluster:
+        before = await cluster.epoch()
+        await cluster.send("till/a", Pay(5), token="t")
+        await cluster.idle()
+        await cluster.restore(before, placement=AWAY)
+        await cluster.idle()
+        back = await cluster.epoch()
+        await cluster.restore(back, placement={"p1": ("till/a",), "p2": ("till/b",)})
+        await cluster.participants["p2"].ingest("till/a", Pay(6), token="u")
+        await cluster.participants["p1"].ingest("till/a", Pay(7), token="v")
+        await cluster.idle()
+        await cluster.crash("p1")
+        await cluster.resume()
+        await cluster.idle()
+        one = cluster.participants["p1"]
+        for cents, token in ((5, "t"), (6, "u"), (7, "v")):
+            assert (await one.ingest("till/a", Pay(cents), token=token)).duplicate
+        assert not (await cluster.participants["p2"].ingest("till/a", Pay(7), token="v")).duplicate
+        await cluster.idle()
+        assert sorted(one.agents[0].seen) == [5, 6, 7]
+
+
+async def test_what_was_on_its_way_at_the_cut_and_had_come_by_another_way_comes_once(tmp_path):
+    async with made(tmp_path) as cluster:
+        one, two = cluster.participants["p1"], cluster.participants["p2"]
+        await two.ingest("till/b", Pay(5), token="t")
+        await cluster.idle()
+        # Sent before the marker and after the other's cut: recorded in the channel.
+        for cents, token in ((5, "t"), (6, "u")):
+            name, version, body = one._registry.encode(Pay(cents))
+            pair = token_hash("test", token), input_digest("till/b", name, version, body)
+            envelope = Envelope(token_message_id(*pair), OUTSIDE, AgentId("till/b"), name, version, body)
+            one._input_enters((envelope, encode_envelope(envelope)), pair)
+        epoch = await cluster.epoch()
+        assert [each.cents for each in epoch.in_flight()] == [5, 6]
+        await cluster.idle()
+        assert cluster["till/b"].seen == [5, 6]
+        await cluster.restore(epoch)
+        await cluster.idle()
+        assert cluster["till/b"].seen == [5, 6]
+        assert (await two.ingest("till/b", Pay(6), token="u")).duplicate
+
+
+async def test_what_waits_for_an_agent_that_nobody_hosts_is_not_had_by_who_took_it(tmp_path):
+    async with made(tmp_path) as cluster:
+        one = cluster.participants["p1"]
+        await one.ingest("till/c", Pay(5), token="t")
+        await cluster.idle()
+        waits = await cluster.epoch()
+        assert [each.cents for each in waits.messages()] == [5]
+        assert waits._reader.input_tokens("p1") == []
+        await cluster.restore(waits)
+        await cluster.idle()
+        again = await cluster.epoch()
+        assert [each.cents for each in again.messages()] == [5]
