@@ -12,7 +12,8 @@ Theory of operation:
       second try is still known.
     * The same input may be in the logs of two participants: its agent went elsewhere, the client tried again there, and who took
       it first enters it again after the rollback. Whoever hosts the agent decides: it knows the inputs with tokens that its agents
-      have had (`HadInputs`), by their messages' ids, and drops the later one. What it knows is part of the cut.
+      have had (`HadInputs`), by their messages' ids, which are of their tokens, and drops the later one. What it knows is part of
+      the cut.
 
 Sources: DESIGN.md sections 6 and 7; RELIABILITY.md I14, T14.
 """
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from protocol.ancestry import Ancestry
+    from protocol.messages import Envelope
 
 OUTSIDE: Final = AgentId("outside/ingest")
 """Source of messages that come from outside the cluster."""
@@ -47,15 +49,16 @@ MARKS_KEPT_TIGHT: Final = 3
 """The same when half of the room is taken: the newest epoch may turn out to be damaged, and the one before it, too."""
 HASH_BYTES: Final = 16
 NO_DIGEST: Final = bytes(HASH_BYTES)
-"""In place of a digest where a message's id stands in place of a token's hash: it came from another participant."""
+"""In place of a digest that is not known."""
 TOKENS_PER_BLOCK: Final = 512
 TOKEN_BLOCKS_MAX: Final = 64
 """Blocks of tokens that an epoch holds: 32,768 tokens, a megabyte."""
+CAME_OTHERWISE: Final = "this token came before with another target or message; use a new one"
 _TOKEN_BIT: Final = 0x80
 """Of the first byte of an outside message's id: it came with a token."""
 
 TokenPair: TypeAlias = tuple[bytes, bytes]
-"""Hash of an input's token, and digest of what it asked for; or its message's id, and `NO_DIGEST`."""
+"""Id of an input's message (older builds: hash of its token), and digest of what it asked for."""
 
 
 class InputRecord(msgspec.Struct, array_like=True, frozen=True, tag="in"):
@@ -150,15 +153,13 @@ def input_digest(target: str, type_name: str, version: int, body: bytes) -> byte
     return blake3(f"{target}\0{type_name}\0{version}\0".encode() + body).digest(length=HASH_BYTES)
 
 
-def token_message_id(hashed: bytes, digest: bytes) -> MessageId:
-    """Id of the message that an input with a token makes, wherever in the cluster it is taken.
+def token_message_id(hashed: bytes) -> MessageId:
+    """Id of the message that an input with a token makes, wherever in the cluster it is taken, whatever its agent is called by then.
 
     Args:
         hashed: See `token_hash`.
-        digest: See `input_digest`.
     """
-    identity = blake3(b"cleancut input\0" + hashed + digest).digest(length=MESSAGE_ID_BYTES)
-    return MessageId(bytes((identity[0] | _TOKEN_BIT,)) + identity[1:])
+    return MessageId(bytes((hashed[0] | _TOKEN_BIT,)) + hashed[1:MESSAGE_ID_BYTES])
 
 
 def position_message_id(cluster: str, participant: str, position: int) -> MessageId:
@@ -191,14 +192,19 @@ def came_with_token(source: str, message: bytes) -> bool:
     return source == OUTSIDE and bool(message[0] & _TOKEN_BIT)
 
 
+def message_digest(message: Envelope) -> bytes:
+    """The same of the message that an input made."""
+    return input_digest(message.target, message.type, message.version, message.body)
+
+
 def check_same(known: bytes, digest: bytes) -> None:
     """Whether a token came with the same before.
 
     Raises:
         Refused: With something else (``token-conflict``).
     """
-    if not hmac.compare_digest(known, digest):
-        raise Refused("token-conflict", "this token came before with another target or message; use a new one")
+    if known != NO_DIGEST and not hmac.compare_digest(known, digest):
+        raise Refused("token-conflict", CAME_OTHERWISE)
 
 
 class Known(NamedTuple):
@@ -373,41 +379,47 @@ class HadInputs:
     """
 
     def __init__(self, pairs: Iterable[TokenPair] = ()) -> None:
-        self._ids: dict[bytes, None] = {}
-        """Of their messages, oldest first."""
+        self._digests: dict[bytes, bytes] = {}
+        """By their messages' ids, oldest first."""
         self._full: list[bytes] = []
         self._last: list[TokenPair] = []
-        for pair in pairs:
-            self.add(token_message_id(*pair) if pair[1] != NO_DIGEST else pair[0], pair)
-
-    def __contains__(self, message: bytes) -> bool:
-        return message in self._ids
+        for hashed, digest in pairs:
+            self._put(token_message_id(hashed), digest)
 
     def __len__(self) -> int:
-        return len(self._ids)
+        return len(self._digests)
 
-    def add(self, message: bytes, pair: TokenPair | None = None) -> bool:
-        """An agent here gets one.
+    def digest(self, message: bytes) -> bytes | None:
+        """Of what was asked for by an input that an agent here has had; `NO_DIGEST`: it is not known. None: none has had it.
 
         Args:
-            message: Its id.
-            pair: Of its token; None: it was taken elsewhere.
+            message: Id of its message.
+        """
+        return self._digests.get(message)
+
+    def add(self, message: Envelope) -> bool:
+        """An agent here gets one.
 
         Returns:
             False: an agent here has had it.
         """
-        if message in self._ids:
+        if message.id in self._digests:
             return False
-        self._ids[message] = None
-        self._last.append(pair or (message, NO_DIGEST))
+        self._put(message.id, message_digest(message))
+        return True
+
+    def _put(self, message: bytes, digest: bytes) -> None:
+        if message in self._digests:
+            return
+        self._digests[message] = digest
+        self._last.append((message, digest))
         if len(self._last) == TOKENS_PER_BLOCK:
             self._full.append(encode_record(self._last))
             self._last = []
             if len(self._full) > TOKEN_BLOCKS_MAX:
                 del self._full[0]
-                for old in list(islice(self._ids, TOKENS_PER_BLOCK)):
-                    del self._ids[old]
-        return True
+                for old in list(islice(self._digests, TOKENS_PER_BLOCK)):
+                    del self._digests[old]
 
     def blocks(self) -> tuple[bytes, ...]:
         """Each an encoded array of pairs."""

@@ -268,7 +268,7 @@ class ParticipantMachine(Channels):
                 self._frame_arrived(event.header, event.body, now, out)
             case MessageIngested():
                 self._counts["messages_ingested"] += 1
-                deliveries, _ = self._not_had((event.message,), (0,), event.token)
+                deliveries, _ = self._not_had((event.message,), (0,), out)
                 self._send(deliveries, out)
             case LogSynced():
                 self._log_synced(event.number)
@@ -573,7 +573,7 @@ class ParticipantMachine(Channels):
         if first and restored and self.leaving:
             out.append(SendControl(message=Leave(session=self.session)))
         waited, self._unrouted, self.unrouted_bytes = self._unrouted, deque(), 0
-        unrouted, _ = self._not_had(waited, range(len(waited)))
+        unrouted, _ = self._not_had(waited, range(len(waited)), out)
         self._send(unrouted, out)
         self._unpark(now, out)
 

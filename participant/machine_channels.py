@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from participant.inputs import OUTSIDE, HadInputs, came_with_token
+from participant.inputs import CAME_OTHERWISE, NO_DIGEST, OUTSIDE, HadInputs, came_with_token, message_digest
 from participant.machine_events import DeadLetter, DeliverToAgents, LogReceived, LogSent, SendFrame
 from participant.peers import PRODUCTION, Peer
 from protocol.errors import MalformedFrame, Overloaded, Refused, RemoteProtocolError
@@ -315,6 +315,9 @@ class Channels:
                 self.unrouted_bytes += len(data)
                 return
             reason = str(refusal)
+        self._dead_letter(delivery, reason, out)
+
+    def _dead_letter(self, delivery: Delivery, reason: str, out: list[Effect]) -> None:
         self._counts["dead_letters"] += 1
         out.append(DeadLetter(message=delivery, reason=reason))
 
@@ -414,7 +417,7 @@ class Channels:
             if get(envelope.target, peer) is not None:
                 all_here = False
         if outside:
-            deliveries, numbers = self._not_had(deliveries, numbers)
+            deliveries, numbers = self._not_had(deliveries, numbers, out)
         if not deliveries:
             return
         if self.logged:
@@ -427,12 +430,12 @@ class Channels:
 
     def has_had(self, message: Envelope) -> bool:
         """Whether this is outside input for an agent here that has come by another way before."""
-        if not came_with_token(message.source, message.id) or message.id not in self.inputs:
+        if not came_with_token(message.source, message.id) or self.inputs.digest(message.id) is None:
             return False
         return self._routes.get(message.target, _NOWHERE) is None
 
     def _not_had(
-        self, deliveries: Iterable[Delivery], numbers: Iterable[int], token: tuple[bytes, bytes] | None = None
+        self, deliveries: Iterable[Delivery], numbers: Iterable[int], out: list[Effect]
     ) -> tuple[list[Delivery], list[int]]:
         """Without the outside input that agents here have had; they have the others from here on."""
         get = self._routes.get
@@ -441,8 +444,10 @@ class Channels:
         for delivery, number in zip(deliveries, numbers, strict=True):
             message = delivery[0]
             may_repeat = came_with_token(message.source, message.id) and get(message.target, _NOWHERE) is None
-            if may_repeat and not self.inputs.add(message.id, token):
+            if may_repeat and not self.inputs.add(message):
                 self._counts["inputs_repeated"] += 1
+                if self.inputs.digest(message.id) not in (NO_DIGEST, message_digest(message)):
+                    self._dead_letter(delivery, CAME_OTHERWISE, out)
                 continue
             found.append(delivery)
             left.append(number)

@@ -40,8 +40,6 @@ class MessageIngested(Plain, frozen=True):
     """A message from outside, to an agent anywhere."""
 
     message: Delivery
-    token: tuple[bytes, bytes] | None = None
-    """Hash and digest; None: it came without a token."""
 
 
 class FrameArrived(Plain, frozen=True):

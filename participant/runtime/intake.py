@@ -24,7 +24,6 @@ from participant.host import decode_envelope
 from participant.inputs import (
     MARKS_KEPT,
     MARKS_KEPT_TIGHT,
-    NO_DIGEST,
     OUTSIDE,
     InputIndex,
     InputRecord,
@@ -63,7 +62,6 @@ from protocol.messages import Envelope
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from participant.inputs import TokenPair
     from participant.machine_events import Delivery
     from participant.runtime.log_files import Life, LocalFolder
     from protocol.ancestry import Ancestry
@@ -100,8 +98,8 @@ class Intake:
         folder: The participant's own; taken over by `restore`.
         cluster: Its name.
         participant: Its id.
-        enters: Takes a message into the machine, with its token; called on the loop, while `position` is the message's own.
-        had: Whether an agent here has had the message of an input, which may have been taken elsewhere.
+        enters: Takes a message into the machine; called on the loop, while `position` is the message's own.
+        had: What an input asked for whose message an agent here has had, wherever it was taken (`HadInputs.digest`).
         failed: Called once when nothing can be written any more.
         bytes_max: Bound of the log.
         allow_lost: Let a restore go on where input is gone that it should bring back.
@@ -113,8 +111,8 @@ class Intake:
         *,
         cluster: str,
         participant: str,
-        enters: Callable[[Delivery, TokenPair | None], None],
-        had: Callable[[MessageId], bool],
+        enters: Callable[[Delivery], None],
+        had: Callable[[MessageId], bytes | None],
         failed: Callable[[StoreError | FencedError], None],
         bytes_max: int = INPUT_LOG_BYTES_MAX,
         allow_lost: bool = False,
@@ -137,8 +135,6 @@ class Intake:
         self._waiting_bytes = 0
         self._held = True
         """Nothing enters: it is not known yet what comes before."""
-        self._adopted: dict[bytes, bytes] = {}
-        """Tokens that the epoch had taken and our own log does not know, and what they came with."""
         self._entering = False
         """Between `hold` and the end of what follows it."""
         self._open = asyncio.Event()
@@ -210,7 +206,6 @@ class Intake:
         *,
         epoch: int | None,
         position: int | None = None,
-        tokens: Iterable[TokenPair] = (),
         began: int | None = None,
         ancestry: Ancestry | None = None,
     ) -> int:
@@ -223,7 +218,6 @@ class Intake:
             position: What this participant's local snapshot of that epoch says; None: it was no member of it.
             began: Of a life that goes on from a log of turns: where its membership began, in case an earlier life died before it had
                 noted that here.
-            tokens: Of input that the agents here have had by then.
             ancestry: Of the incarnation; None: not known.
 
         Returns:
@@ -234,9 +228,6 @@ class Intake:
         self.position = self._begins_at(epoch, ancestry) if position is None else position
         self._goes_on = began is not None
         self._membership_from = self.position if began is None else began
-        self._adopted = {
-            token: digest for token, digest in tokens if digest != NO_DIGEST and not self._index.has(token)
-        }
         self._entering = True
         return self._ticket
 
@@ -415,14 +406,12 @@ class Intake:
         """
         hashed = token_hash(self._cluster, check_token(token)) if token else b""
         digest = input_digest(target, type_name, version, body)
-        identity = token_message_id(hashed, digest) if hashed else None
+        identity = token_message_id(hashed) if hashed else None
         await self._open.wait()
         if self._closed:
             raise Refused("ended", f"{self._participant} has ended")
         if identity is not None:
-            known = self._index.look_up(hashed, digest) or self._adopted_token(hashed, digest)
-            if known is None and self._had(identity):
-                known = Known(digest, 0)
+            known = self._index.look_up(hashed, digest) or self._known_here(identity, digest)
             if known is not None:
                 await self._group.wait_durable(known.position)
                 self._counts["duplicates"] += 1
@@ -444,11 +433,11 @@ class Intake:
         self._counts["taken"] += 1
         return Taken(identity, number, duplicate=False)
 
-    def _adopted_token(self, hashed: bytes, digest: bytes) -> Known | None:
-        adopted = self._adopted.get(hashed)
-        if adopted is None:
+    def _known_here(self, identity: MessageId, digest: bytes) -> Known | None:
+        had = self._had(identity)
+        if had is None:
             return None
-        check_same(adopted, digest)
+        check_same(had, digest)
         return Known(digest, 0)
 
     def _check_room(self, size: int) -> None:
@@ -477,7 +466,7 @@ class Intake:
 
     def _enter(self, position: int, record: InputRecord, delivery: Delivery) -> None:
         self.position = position
-        self._enters(delivery, (record.token, record.digest) if record.token else None)
+        self._enters(delivery)
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 

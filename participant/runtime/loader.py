@@ -14,7 +14,7 @@ import msgspec
 
 from participant.capture import Capturer
 from participant.effects.reach import unnamed
-from participant.inputs import NO_DIGEST, HadInputs, came_with_token
+from participant.inputs import NO_DIGEST, HadInputs, came_with_token, message_digest
 from participant.loading import load_agent, read_agent, split_envelopes
 from participant.restoring import (
     Plan,
@@ -383,13 +383,15 @@ class Loader:
                     message = delivery[0]
                     if came_with_token(message.source, message.id):
                         # As its host would have done: it may have come there by another way before the cut.
-                        if not had.add(message.id):
+                        if not had.add(message):
                             continue
-                        tokens.append((message.id, NO_DIGEST))
+                        tokens.append((message.id, message_digest(message)))
                     flying.setdefault(message.target, []).append(delivery)
                 if heir:
                     unrouted += others
         if renames:
+            # A second try may have the new name: it is the same.
+            tokens = [(message, NO_DIGEST) for message, _ in tokens]
             flying = {agent: [renamed_delivery(each, renames) for each in held] for agent, held in flying.items()}
             unrouted = [renamed_delivery(each, renames) for each in unrouted]
         return _Sources(wanted, manifest, snapshots, flying, unrouted, allowed, tokens, renames)

@@ -141,7 +141,6 @@ if TYPE_CHECKING:
 
     from participant.agent import Agent
     from participant.events import ParticipantEvent
-    from participant.inputs import TokenPair
     from participant.machine_events import Delivery, Effect, Event
     from participant.runtime.clock import Cancellable
     from participant.runtime.effect_desk import AnswerResult, Settlement
@@ -356,7 +355,7 @@ class Participant:
                 cluster=config.cluster,
                 participant=self.id,
                 enters=self._input_enters,
-                had=lambda message: message in self._machine.inputs,
+                had=self._input_had,
                 failed=self._end,
                 bytes_max=config.input_log_bytes_max,
                 allow_lost=config.allow_lost_input,
@@ -1199,7 +1198,6 @@ class Participant:
             ticket = intake.hold(
                 epoch=self._restored_epoch,
                 position=self._restorer.input_position,
-                tokens=self._restorer.input_tokens,
                 began=self._restorer.input_from,
                 ancestry=self._machine.ancestry,
             )
@@ -1226,14 +1224,18 @@ class Participant:
         """Whether input is on its way from the log to the agents."""
         return self._intake is not None and self._intake.busy and self._member.is_set()
 
-    def _input_enters(self, delivery: Delivery, token: TokenPair | None) -> None:
+    def _input_enters(self, delivery: Delivery) -> None:
         """From the intake: it is durable. What comes again may be for an agent that has another name by now, or may have had it."""
         if self._renames:
             delivery = renamed_delivery(delivery, self._renames)
         if self._turns is not None and not self._machine.has_had(delivery[0]):
             assert self._intake is not None, "input comes from somewhere"
             self._turns.taken(self._intake.position, delivery[1])
-        self._step(MessageIngested(delivery, token))
+        self._step(MessageIngested(delivery))
+
+    def _input_had(self, message: bytes) -> bytes | None:
+        """From the intake: what an input asked for that an agent here has had."""
+        return self._machine.inputs.digest(message)
 
     def _halt_agents(self, effect: HaltAgents) -> None:
         if self._intake is not None:

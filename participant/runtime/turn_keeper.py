@@ -25,7 +25,6 @@ import msgspec
 
 from participant.failure import Stopped
 from participant.host import decode_envelope
-from participant.inputs import NO_DIGEST
 from participant.logs.segment import CorruptLog
 from participant.peers import ResumedStreams
 from participant.runtime.log_files import Life
@@ -260,7 +259,7 @@ class TurnKeeper:
             unrouted=tuple((decode_envelope(data), data) for data in replayed.unrouted),
             turns=replayed.turns,
             input_position=max(input_position, replayed.input_position),
-            input_tokens=[*tokens, *((message, NO_DIGEST) for message in replayed.inputs)],
+            input_tokens=[*tokens, *replayed.inputs],
         )
 
     def _put_aside(self) -> None:

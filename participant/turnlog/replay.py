@@ -21,7 +21,7 @@ from participant.cells import KeyedState, WholeCell
 from participant.codec import RESERVED_PREFIX
 from participant.failure import describe
 from participant.host import decode_envelope
-from participant.inputs import came_with_token
+from participant.inputs import NO_DIGEST, came_with_token, message_digest
 from participant.turnlog.records import (
     NOTHING,
     AcknowledgedRecord,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from participant.host import AgentHost
+    from participant.inputs import TokenPair
     from participant.serializers import PickleAllowed
     from participant.turnlog.records import EmittedOutput, Send
 
@@ -73,8 +74,8 @@ class Replayed(NamedTuple):
     """Peer -> its line, whose streams these positions are of."""
     last: LifeRecord | None
     """The last life that wrote; None: none did."""
-    inputs: list[bytes]
-    """Ids of outside input with tokens that the agents have had."""
+    inputs: list[TokenPair]
+    """Outside input with tokens that the agents have had."""
 
 
 class _Host:
@@ -131,7 +132,7 @@ class Replay:
         self._timers: dict[bytes, tuple[str, int, int, bytes]] = {}
         """Timers that logged turns set, by message id: agent, wall clock of setting, delay, encoded envelope."""
         self._input_position = 0
-        self._inputs: dict[bytes, None] = {}
+        self._inputs: dict[bytes, bytes] = {}
         self._last: LifeRecord | None = None
 
     def batch(self, body: memoryview | bytes, first: int, *, after: int = 0) -> None:
@@ -204,7 +205,7 @@ class Replay:
             input_position=self._input_position,
             lines=self._lines,
             last=self._last,
-            inputs=list(self._inputs),
+            inputs=list(self._inputs.items()),
         )
 
     # --- records ------------------------------------------------------------------------------------------------------
@@ -220,7 +221,7 @@ class Replay:
         elif not source or mailbox or host.timers or self._timers:
             self._take_message(agent, record)
         if came_with_token(record.sender, record.message):
-            self._inputs[record.message] = None
+            self._inputs.setdefault(record.message, NO_DIGEST)
         # Agents take their turns in an order of their own: a later message of a channel may be done first.
         if source and record.number > self._received.get(source, 0):
             self._received[source] = record.number
@@ -294,7 +295,7 @@ class Replay:
         else:
             agent.mailbox.append((envelope, data))
             if came_with_token(envelope.source, envelope.id):
-                self._inputs[envelope.id] = None
+                self._inputs[envelope.id] = message_digest(envelope)
 
     def _other(self, record: Any) -> None:  # noqa: ANN401 - one of the other records
         match record:
@@ -344,7 +345,7 @@ class Replay:
         if record.source:
             self._received[record.source] = max(record.number, self._received.get(record.source, 0))
         if came_with_token(record.sender, record.message):
-            self._inputs[record.message] = None
+            self._inputs.setdefault(record.message, NO_DIGEST)
         agent.host.forget_journal(record.message)
 
     def _begun(self, record: LifeRecord) -> None:

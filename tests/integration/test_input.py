@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from participant import Agent, Context, Participant, handler, value
+from participant.inputs import token_message_id
 from participant.sinks import MemorySink
 from participant.testing import Cluster
 from protocol.errors import LimitExceeded, Overloaded, Refused
@@ -231,7 +232,7 @@ async def test_epochs_write_only_the_tokens_that_are_new(tmp_path) -> None:
     async with Cluster(Till("a"), sinks=[MemorySink("receipts")], local=str(tmp_path)) as made:
         participant = made.participant_of("till/a")
         for number in range(600):
-            participant._machine.inputs.add(number.to_bytes(16, "big"))
+            participant._machine.inputs._put(token_message_id(number.to_bytes(16, "big")), bytes(16))
         first = await made.epoch()
         await made.send("till/a", Pay(1), token="t")
         await made.idle()

@@ -12,7 +12,7 @@ import pytest
 
 from participant import Agent, handler, value
 from participant.context import encode_envelope
-from participant.inputs import OUTSIDE, input_digest, token_hash, token_message_id
+from participant.inputs import CAME_OTHERWISE, OUTSIDE, token_hash, token_message_id
 from participant.testing import Cluster
 from protocol.errors import Refused
 from protocol.ids import AgentId
@@ -72,8 +72,9 @@ async def test_given_again_at_the_new_host_after_the_first_has_replayed_it(tmp_p
         assert not (await two.ingest("till/a", Pay(6), token="u")).duplicate
         await cluster.idle()
         assert cluster["till/a"].seen == [5, 6]
-        with pytest.raises(Refused, match="came before with another"):
-            await two.ingest("till/a", Pay(7), token="u")
+        for token in ("t", "u"):
+            with pytest.raises(Refused, match="came before with another"):
+                await two.ingest("till/a", Pay(7), token=token)
 
 
 @pytest.mark.parametrize("durability", ["epoch", "turn"])
@@ -149,9 +150,9 @@ async def test_what_was_on_its_way_at_the_cut_and_had_come_by_another_way_comes_
         # Sent before the marker and after the other's cut: recorded in the channel.
         for cents, token in ((5, "t"), (6, "u")):
             name, version, body = one._registry.encode(Pay(cents))
-            pair = token_hash("test", token), input_digest("till/b", name, version, body)
-            envelope = Envelope(token_message_id(*pair), OUTSIDE, AgentId("till/b"), name, version, body)
-            one._input_enters((envelope, encode_envelope(envelope)), pair)
+            identity = token_message_id(token_hash("test", token))
+            envelope = Envelope(identity, OUTSIDE, AgentId("till/b"), name, version, body)
+            one._input_enters((envelope, encode_envelope(envelope)))
         epoch = await cluster.epoch()
         assert [each.cents for each in epoch.in_flight()] == [5, 6]
         await cluster.idle()
@@ -174,3 +175,40 @@ async def test_what_waits_for_an_agent_that_nobody_hosts_is_not_had_by_who_took_
         await cluster.idle()
         again = await cluster.epoch()
         assert [each.cents for each in again.messages()] == [5]
+
+
+async def test_a_token_that_came_with_something_else_at_another_participant_is_no_second_message(tmp_path):
+    async with made(tmp_path) as cluster:
+        await cluster.participants["p1"].ingest("till/b", Pay(5), token="t")
+        await cluster.idle()
+        await cluster.participants["p1"].ingest("till/a", Pay(1), token="u")
+        await cluster.participants["p2"].ingest("till/b", Pay(2), token="u")
+        await cluster.idle()
+        assert (cluster["till/a"].seen, cluster["till/b"].seen) == ([1], [5, 2]), "of two agents on two hosts"
+        with pytest.raises(Refused, match="came before with another"):
+            await cluster.participants["p2"].ingest("till/b", Pay(6), token="t")
+        # Taken by somebody who could not know.
+        await cluster.participants["p2"].ingest("till/b", Pay(7), token="v")
+        await cluster.participants["p1"].ingest("till/b", Pay(8), token="v")
+        await cluster.idle()
+        assert cluster["till/b"].seen == [5, 2, 7]
+        assert [each.reason for each in cluster.dead_letters] == [CAME_OTHERWISE]
+
+
+async def test_an_agent_that_came_back_under_another_name_has_what_it_had(tmp_path):
+    async with made(tmp_path) as cluster:
+        before = await cluster.epoch()
+        for token, cents in (("t", 5), ("u", 6)):
+            await cluster.send("till/a", Pay(cents), token=token)
+            await cluster.idle()
+        after = await cluster.epoch()
+        placed = {"p1": (), "p2": ("till/b", "till/c")}
+        await cluster.restore(before, placement=placed, renames={"till/a": "till/c"})
+        await cluster.idle()
+        two = cluster.participants["p2"]
+        assert (await two.ingest("till/c", Pay(5), token="t")).duplicate, "replayed to its new name"
+        await cluster.restore(after, placement=placed, renames={"till/a": "till/c"})
+        await cluster.idle()
+        assert (await two.ingest("till/c", Pay(5), token="t")).duplicate, "in the epoch under its old name"
+        await cluster.idle()
+        assert cluster["till/c"].seen == [5, 6]

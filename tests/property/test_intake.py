@@ -65,7 +65,7 @@ class World:
         self.intake: Intake | None = None
         self.failed = False
 
-    def _enter(self, delivery, token) -> None:
+    def _enter(self, delivery) -> None:
         number = msgspec.msgpack.decode(delivery[0].body)
         self.state.append(number)
         known = self.ids.setdefault(number, delivery[0].id)
@@ -83,7 +83,7 @@ class World:
             cluster="shop",
             participant="p1",
             enters=self._enter,
-            had=lambda _: False,
+            had=lambda _: None,
             failed=self._fail,
             bytes_max=4 << 20,
         )

@@ -8,7 +8,6 @@ import pytest
 from participant.inputs import (
     CUTS_KEPT,
     MARKS_KEPT,
-    NO_DIGEST,
     OUTSIDE,
     TOKEN_BLOCKS_MAX,
     TOKENS_PER_BLOCK,
@@ -32,6 +31,8 @@ from participant.inputs import (
 from protocol.ancestry import Ancestry
 from protocol.contents import decode_tokens
 from protocol.errors import LimitExceeded, ObjectCorrupt, Refused
+from protocol.ids import AgentId
+from protocol.messages import Envelope
 
 
 def taken(token: str, *, body: bytes = b"body") -> InputRecord:
@@ -81,7 +82,7 @@ def test_digests_and_ids_depend_on_all_that_was_asked_for():
         for body in (b"x", b"y")
     }
     assert len(digests) == 16
-    ids = {token_message_id(hashed, digest) for hashed in (b"h" * 16, b"i" * 16) for digest in (b"d" * 16, b"e" * 16)}
+    ids = {token_message_id(token_hash(cluster, token)) for cluster in "ab" for token in "tu"}
     assert all(came_with_token(OUTSIDE, each) for each in ids)
     assert not any(came_with_token("till/a", each) for each in ids)
     without = {
@@ -257,41 +258,50 @@ def test_a_membership_is_noted_for_each_incarnation():
     assert index_of(JoinRecord(0, 3)).joined_from(3, 2), "an older build's may be of any"
 
 
+def said(number: int, *, body: bytes = b"x") -> Envelope:
+    """An input that came with a token."""
+    return Envelope(token_message_id(number.to_bytes(16, "big")), OUTSIDE, AgentId("x/y"), "order", 1, body)
+
+
 def test_had_inputs_come_in_blocks_whose_bytes_stay_once_they_are_full():
     had = HadInputs((number.to_bytes(16, "big"), b"d" * 16) for number in range(TOKENS_PER_BLOCK + 3))
     first = had.blocks()
     assert [len(msgspec.msgpack.decode(block)) for block in first] == [TOKENS_PER_BLOCK, 3]
-    assert had.add(b"x" * 16)
+    assert had.add(said(9_999))
     second = had.blocks()
     assert second[0] is first[0]
     assert second[1] != first[1]
-    assert msgspec.msgpack.decode(second[1])[-1] == [b"x" * 16, NO_DIGEST]
     assert HadInputs().blocks() == ()
 
 
 def test_had_inputs_are_known_again_from_what_an_epoch_holds_of_them():
     had = HadInputs()
-    pair = (b"h" * 16, b"d" * 16)
-    assert had.add(token_message_id(*pair), pair)
-    assert had.add(b"x" * 16)
-    assert not had.add(token_message_id(*pair)), "also where it comes from another participant"
-    assert not had.add(b"x" * 16, pair)
+    assert had.add(said(1))
+    assert had.add(said(2))
+    assert not had.add(said(1)), "also where it comes from another participant"
+    assert not had.add(said(1, body=b"other"))
     again = HadInputs(decode_tokens(had.blocks()[0], "tokens"))
-    assert token_message_id(*pair) in again
-    assert b"x" * 16 in again
-    assert b"y" * 16 not in again
+    assert again.digest(said(1).id) == input_digest("x/y", "order", 1, b"x")
+    assert again.digest(said(2).id) is not None
+    assert again.digest(said(3).id) is None
     assert again.blocks() == had.blocks()
+
+
+def test_had_inputs_are_known_from_an_older_build_s_epoch_which_has_hashes_of_tokens():
+    hashed = b"\x01" * 16
+    had = HadInputs([(hashed, b"d" * 16)])
+    assert had.digest(token_message_id(hashed)) == b"d" * 16
 
 
 def test_the_oldest_had_inputs_are_forgotten_and_no_more_is_held_than_an_epoch_holds():
     had = HadInputs()
     kept = TOKENS_PER_BLOCK * TOKEN_BLOCKS_MAX
     for number in range(kept + TOKENS_PER_BLOCK):
-        assert had.add(number.to_bytes(16, "big"))
+        assert had.add(said(number))
     assert len(had) == kept
     assert len(had.blocks()) == TOKEN_BLOCKS_MAX
-    assert (TOKENS_PER_BLOCK - 1).to_bytes(16, "big") not in had
-    assert TOKENS_PER_BLOCK.to_bytes(16, "big") in had
-    assert had.add(bytes(16)), "forgotten: it is a first one"
-    assert had.add(b"z" * 16)
+    assert had.digest(said(TOKENS_PER_BLOCK - 1).id) is None
+    assert had.digest(said(TOKENS_PER_BLOCK).id) is not None
+    assert had.add(said(0)), "forgotten: it is a first one"
+    assert had.add(said(999_999))
     assert len(HadInputs(pair for block in had.blocks() for pair in decode_tokens(block, "tokens"))) == len(had)
