@@ -35,6 +35,13 @@ class Mend:
     """Let go of it."""
 
 
+@dataclass(frozen=True)
+class Note:
+    """To be noted."""
+
+    text: str
+
+
 class Waiter(Agent, kind="waiter"):
     """Its turn lasts for ever, as a model call that hangs."""
 
@@ -107,5 +114,22 @@ class Picky(Agent, kind="picky"):
             self.names = ["fine", bad[spoil.how]]  # type: ignore[list-item] # refused: that is the point
 
 
-KINDS: dict[str, type[Agent]] = {"waiter": Waiter, "grower": Grower, "hoarder": Hoarder, "picky": Picky}
-MESSAGES: dict[str, type] = {"ask": Ask, "grow": Grow, "spoil": Spoil, "mend": Mend}
+class Notebook(Agent, kind="notebook"):
+    """No trouble at all: its state says what has come, how often and in which order."""
+
+    noted = value(list[str], default=[])
+
+    @handler
+    def on_note(self, ctx: Context, note: Note) -> None:
+        """One more."""
+        self.noted.append(note.text)
+
+
+KINDS: dict[str, type[Agent]] = {
+    "waiter": Waiter,
+    "grower": Grower,
+    "hoarder": Hoarder,
+    "picky": Picky,
+    "notebook": Notebook,
+}
+MESSAGES: dict[str, type] = {"ask": Ask, "grow": Grow, "spoil": Spoil, "mend": Mend, "note": Note}

@@ -47,14 +47,15 @@ class OddSpec(Spec, frozen=True, kw_only=True):
     local: str = ""
     """Folder for what it remembers over restarts."""
     takes: bool = False
-    """It takes the bank's agents of participants that stay away."""
+    """It takes the bank's agents, and notebooks, of participants that stay away."""
 
     def factories(self) -> dict[str, Callable[[str], Agent]]:
         """How agents of others are made here."""
         if not self.takes:
             return {}
         kinds = ("account", "intake", "kitchen", "courier", *(("cashier",) if self.bank else ()))
-        return {kind: partial(bank.make, kind, accounts=self.accounts, bank=self.bank) for kind in kinds}
+        makers = {kind: partial(bank.make, kind, accounts=self.accounts, bank=self.bank) for kind in kinds}
+        return {**makers, "notebook": odd_agents.Notebook}
 
     def all_agents(self) -> list[Agent]:
         """Every agent of this process."""
