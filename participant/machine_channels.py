@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from participant.inputs import CAME_OTHERWISE, NO_DIGEST, OUTSIDE, HadInputs, came_with_token, message_digest
-from participant.machine_events import DeadLetter, DeliverToAgents, LogReceived, LogSent, SendFrame
+from participant.machine_events import AnnounceRepeated, DeadLetter, DeliverToAgents, LogReceived, LogSent, SendFrame
 from participant.peers import PRODUCTION, Peer
 from protocol.errors import MalformedFrame, Overloaded, Refused, RemoteProtocolError
 from protocol.ids import AgentId, Incarnation, Session
@@ -265,7 +265,9 @@ class Channels:
             if not peer.gates:
                 del self._gated[peer.id]
 
-    def _send(self, deliveries: Iterable[Delivery], out: list[Effect], *, in_turn: bool = False) -> None:
+    def _send(
+        self, deliveries: Iterable[Delivery], out: list[Effect], *, in_turn: bool = False, source: str = ""
+    ) -> None:
         """Each to where its agent is: here, onto a channel, or to those who wait for an agent to appear.
 
         The hottest loop of the send path, hence `encode_message_item` written out in it.
@@ -274,6 +276,7 @@ class Channels:
             deliveries: Decoded and encoded.
             out: Effects.
             in_turn: Turns sent them, whose records say where they went.
+            source: Participant over whose channel they came; empty: they are from here.
         """
         logged = self.logged and not in_turn
         here: list[Delivery] = []
@@ -302,7 +305,7 @@ class Channels:
             total += size
         self.outgoing_bytes += total
         if here:
-            out.append(DeliverToAgents(here))
+            out.append(DeliverToAgents(here, source))
 
     def _no_route(self, delivery: Delivery, out: list[Effect]) -> None:
         envelope, data = delivery
@@ -417,16 +420,16 @@ class Channels:
             if get(envelope.target, peer) is not None:
                 all_here = False
         if outside:
-            deliveries, numbers = self._not_had(deliveries, numbers, out)
+            deliveries, numbers = self._not_had(deliveries, numbers, out, source=peer.id)
         if not deliveries:
             return
         if self.logged:
             out.append(LogReceived(source=peer.id, numbers=numbers, deliveries=deliveries))
         if all_here:
-            out.append(DeliverToAgents(deliveries))
+            out.append(DeliverToAgents(deliveries, peer.id))
         else:
             # One of the agents has moved, or is not there yet.
-            self._send(deliveries, out)
+            self._send(deliveries, out, source=peer.id)
 
     def has_had(self, message: Envelope) -> bool:
         """Whether this is outside input for an agent here that has come by another way before."""
@@ -435,7 +438,7 @@ class Channels:
         return self._routes.get(message.target, _NOWHERE) is None
 
     def _not_had(
-        self, deliveries: Iterable[Delivery], numbers: Iterable[int], out: list[Effect]
+        self, deliveries: Iterable[Delivery], numbers: Iterable[int], out: list[Effect], *, source: str = ""
     ) -> tuple[list[Delivery], list[int]]:
         """Without the outside input that agents here have had; they have the others from here on."""
         get = self._routes.get
@@ -446,6 +449,7 @@ class Channels:
             may_repeat = came_with_token(message.source, message.id) and get(message.target, _NOWHERE) is None
             if may_repeat and not self.inputs.add(message):
                 self._counts["inputs_repeated"] += 1
+                out.append(AnnounceRepeated(source=source, message=delivery))
                 if self.inputs.digest(message.id) not in (NO_DIGEST, message_digest(message)):
                     self._dead_letter(delivery, CAME_OTHERWISE, out)
                 continue

@@ -192,6 +192,8 @@ class DeliverToAgents(Plain, frozen=True):
     """Put these into the mailboxes of agents here, in order."""
 
     deliveries: list[Delivery]
+    source: str = ""
+    """Participant over whose channel they came; empty: they are from here."""
 
 
 class SetTimer(Plain, frozen=True):
@@ -262,6 +264,14 @@ class AnnounceEpoch(Plain, frozen=True, kw_only=True):
     committed: bool
     reason: str = ""
     manifest: str = ""
+
+
+class AnnounceRepeated(Plain, frozen=True, kw_only=True):
+    """Tell whoever listens that outside input came which an agent here has had by another way: it is not delivered again."""
+
+    source: str
+    """Participant from which it came; empty: this one."""
+    message: Delivery
 
 
 class SendControl(Plain, frozen=True, kw_only=True):
@@ -350,6 +360,7 @@ Effect: TypeAlias = (
     | DropLocal
     | KeepLocal
     | AnnounceEpoch
+    | AnnounceRepeated
     | SendControl
     | EnterTopology
     | LogReceived

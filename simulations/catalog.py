@@ -33,6 +33,8 @@ WANTED_PROBES: Final = (
     "frame.parked",
     "frame.unparked",
     "input.acknowledged",
+    "input.in_two_logs",
+    "input.known_here",
     "input.approved",
     "input.duplicate",
     "input.overloaded",

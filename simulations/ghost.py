@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from participant.inputs import came_with_token
 from protocol.ids import ParticipantId
 from protocol.messages import Registered, Restore
 from simulations.oracles.outputs import Outputs
@@ -22,7 +23,14 @@ from simulations.violations import Violation
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from participant.machine_events import AnnounceEpoch, Delivery, Effect, RecordLocal
+    from participant.machine_events import (
+        AnnounceEpoch,
+        AnnounceRepeated,
+        DeliverToAgents,
+        Delivery,
+        Effect,
+        RecordLocal,
+    )
     from participant.runtime.loader import Loaded
     from protocol.messages import ToParticipant
     from protocol.topology import Topology
@@ -34,7 +42,17 @@ if TYPE_CHECKING:
 class Stream:
     """One channel within one pair of sessions and one incarnation."""
 
-    __slots__ = ("delivered", "incarnation", "sent", "source", "source_session", "stamps", "target", "target_session")
+    __slots__ = (
+        "delivered",
+        "incarnation",
+        "passed_over",
+        "sent",
+        "source",
+        "source_session",
+        "stamps",
+        "target",
+        "target_session",
+    )
 
     def __init__(self, source: str, source_session: int, target: str, target_session: int, incarnation: int) -> None:
         self.incarnation = incarnation
@@ -47,6 +65,8 @@ class Stream:
         self.stamps: list[dict[int, int]] = []
         """The sender's vector clock with each; shared by the messages of one moment."""
         self.delivered = 0
+        self.passed_over: dict[int, None] = {}
+        """Messages ahead that came and were not delivered: their agents had had them."""
 
     def __str__(self) -> str:
         return (
@@ -67,6 +87,7 @@ class GhostCut:
     __slots__ = (
         "at",
         "clock",
+        "had",
         "line",
         "mailboxes",
         "received",
@@ -91,6 +112,7 @@ class GhostCut:
         self.timers: dict[str, int] = {}
         self.unrouted = [data for _, data in life.unrouted]
         self.topology = life.version
+        self.had = frozenset(life.had)
         self.since = life.kept
         """The epoch that this one builds on: the newest that its life had been told to keep; 0: none."""
 
@@ -107,6 +129,8 @@ class GhostLife:
         self.session: int = 0
         self.incarnation: int = 0
         """That its agents are in, or are being restored for."""
+        self.had: set[bytes] = set()
+        """Ids of outside input with tokens that its agents have had; asked, never iterated."""
         self.opening: int | None = None
         """What its agents held of the workload's total when they were restored; None: they began fresh."""
         self._obeyed = 0
@@ -185,31 +209,53 @@ class GhostLife:
             stream.stamps.append(clock)
         self._ghost.sends += len(sends)
 
-    def delivered(self, deliveries: Sequence[Delivery]) -> None:
+    def delivered(self, effect: DeliverToAgents) -> None:
         """These go into mailboxes here: a run of messages from one participant, or of this one's own."""
         if self.superseded:
             return
-        first, data = deliveries[0]
-        if data in self._ghost.strays:
-            # Who sent it is not who hosts its agent now: whichever channel has it next brought it, or it was here before.
-            found = [
-                each for each in self.incoming.values() if each.sent[each.delivered : each.delivered + 1] == [data]
-            ]
-            if not found:
-                return
-            source = found[0].source
-        else:
-            source = self._ghost.inputs.get(first.id) or self.hosts.get(first.source) or self._ghost.home(first.source)
-            if source == self.name:
-                return
+        deliveries, source = effect.deliveries, effect.source
+        self.had.update(message.id for message, _ in deliveries if came_with_token(message.source, message.id))
+        if not source:
+            return
         stream = self.incoming.get(source)
         if stream is None:
             raise Violation("I22", f"{self.name} takes a message of {source}, with which it shares no channel")
-        position = stream.delivered
-        count = len(deliveries)
         got = [data for _, data in deliveries]
-        if got != stream.sent[position : position + count]:
-            self._explain(stream, got)
+        while got:
+            self._pass(stream)
+            ahead = min(stream.passed_over, default=stream.delivered + len(got)) - stream.delivered
+            run, got = got[:ahead], got[ahead:]
+            if run != stream.sent[stream.delivered : stream.delivered + len(run)]:
+                self._explain(stream, run)
+            self._came(stream, len(run))
+        self._pass(stream)
+
+    def passed_over(self, effect: AnnounceRepeated) -> None:
+        """An input came whose agent has had it."""
+        if self.superseded:
+            return
+        message, data = effect.message
+        stream = self.incoming[effect.source] if effect.source else None
+        # Or it came twice in the frame that is being taken in.
+        if message.id not in self.had and (stream is None or stream.sent[stream.delivered :].count(data) < 2):
+            raise Violation("I19", f"{self.name} passes over input {message.id.hex()}, which no agent here has had")
+        if stream is None:
+            return
+        at = stream.delivered
+        while stream.sent[at : at + 1] != [data] or at in stream.passed_over:
+            if at >= len(stream.sent):
+                raise Violation("I6", f"{stream}: an input is passed over that was never sent on it")
+            at += 1
+        stream.passed_over[at] = None
+        self._pass(stream)
+
+    def _pass(self, stream: Stream) -> None:
+        while stream.delivered in stream.passed_over:
+            del stream.passed_over[stream.delivered]
+            self._came(stream, 1)
+
+    def _came(self, stream: Stream, count: int) -> None:
+        position = stream.delivered
         stream.delivered = position + count
         self._ghost.happened("recv", self.line, stream, position, count)
         self._ghost.deliveries += count
@@ -237,7 +283,6 @@ class GhostLife:
 
     def ingested(self, message: Delivery) -> None:
         """A message from outside was accepted here."""
-        self._ghost.inputs[message[0].id] = self.name
         self.sent((message,))
 
     # --- orders -------------------------------------------------------------------------------------------------------
@@ -317,6 +362,7 @@ class GhostLife:
         outputs.entered = max(outputs.entered, self.incarnation)
         self._obeyed = self.incarnation
         self.is_restored = False
+        self.had = set()
         self.routes, self.outgoing, self.incoming = {}, {}, {}
         self.outgoing_ever, self.incoming_ever, self.unrouted = [], [], []
         # What it knows of others is of an incarnation that is over; its own moments go on.
@@ -333,7 +379,6 @@ class GhostLife:
         self.is_restored = True
         self.unrouted = [(envelope.target, data) for envelope, data in loaded.unrouted]
         self.inherited = [data for _, data in loaded.unrouted]
-        self._ghost.strays.update(dict.fromkeys(self.inherited))
         workload = self._life.cluster.workload
         self.opening = sum(workload.carried_bytes(data) for _, data in self.unrouted)
         for host in loaded.hosts:
@@ -416,12 +461,6 @@ class GhostLog:
 
     def __init__(self) -> None:
         self.oracles: Oracles
-        self.homes: dict[str, str] = {}
-        """Agent -> participant that declared it last."""
-        self.strays: dict[bytes, None] = {}
-        """Messages that waited in an epoch for agents that were not there; asked, never iterated."""
-        self.inputs: dict[bytes, str] = {}
-        """Id of a message from outside -> participant that accepted it."""
         self.streams: dict[tuple[int, int, int], Stream] = {}
         """By incarnation and lines of source and target: sessions, where nobody goes on from a log."""
         self.cuts: dict[tuple[int, int], GhostCut] = {}
@@ -437,14 +476,8 @@ class GhostLog:
         self.sends = 0
         self.deliveries = 0
 
-    def home(self, agent: str) -> str:
-        """Who declared an agent."""
-        return self.homes[agent]
-
     def born(self, life: ParticipantLife) -> GhostLife:
         """A life begins."""
-        for agent in life.agents:
-            self.homes[agent.id] = life.name
         return GhostLife(self, life)
 
     def registered(self, life: GhostLife) -> None:

@@ -166,7 +166,7 @@ class Ways:
             return InDoubt("the bank is closed")
         while True:
             try:
-                found = await self._request(lambda: outside.bank.find(token, at=outside.cluster.world.now))
+                found = await self.request(lambda: outside.bank.find(token, at=outside.cluster.world.now))
             except BankFailed:
                 continue  # whoever cannot tell parks the turn
             return DidNotHappen() if found is None else int(found)
@@ -186,18 +186,30 @@ class Ways:
                 outside.cluster.probes.hit("effect.caller_died")
             return result
 
-        return await self._request(arrive)
+        return await self.request(arrive)
 
     async def open_archive(self, writer: FencingToken) -> None:
         """See `Sink.open`."""
-        await self._request(lambda: self._outside.archive.open(writer))
+        await self.request(lambda: self._outside.archive.open(writer))
 
     async def archive(self, writer: FencingToken, outputs: Sequence[SinkOutput]) -> list[Receipt]:
         """See `Sink.deliver`."""
-        found: list[Receipt] = await self._request(lambda: self._outside.archive.take(writer, outputs))
+        found: list[Receipt] = await self.request(lambda: self._outside.archive.take(writer, outputs))
         return found
 
-    async def _request(self, arrive: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it gives
+    def wall(self) -> int:
+        """Wall clock, nanoseconds."""
+        return self._outside.cluster.wall(self._life.name)
+
+    async def request(self, arrive: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it gives
+        """Ask somebody outside.
+
+        Args:
+            arrive: What they do when it has come there; gives their answer.
+
+        Raises:
+            BankFailed: No answer, or a useless one.
+        """
         life, random = self._life, self._random
         self._outside.requests.append(f"a request of {life.name} at {life.now / 1e6:.3f} ms")
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -19,6 +19,7 @@ from participant.inputs import OUTSIDE, position_message_id
 from participant.machine import ParticipantMachine
 from participant.machine_events import (
     AnnounceEpoch,
+    AnnounceRepeated,
     ChannelsRecorded,
     ControlArrived,
     DeadLetter,
@@ -134,6 +135,7 @@ class ParticipantLife(Process):
             DropLocal: self._drop_local,
             KeepLocal: self._keep_local,
             AnnounceEpoch: self._announce_epoch,
+            AnnounceRepeated: self._announce_repeated,
             SendControl: self._send_control,
             EnterTopology: self._enter_topology,
             HaltAgents: self._halt_agents,
@@ -372,7 +374,7 @@ class ParticipantLife(Process):
     # --- effects ------------------------------------------------------------------------------------------------------
 
     def _deliver_to_agents(self, effect: DeliverToAgents) -> None:
-        self.ghost.delivered(effect.deliveries)
+        self.ghost.delivered(effect)
         self.pump.deliver(effect.deliveries)
 
     def _send_frame(self, effect: SendFrame) -> None:
@@ -433,6 +435,9 @@ class ParticipantLife(Process):
     def _keep_local(self, effect: KeepLocal) -> None:
         self.ghost.kept = max(self.ghost.kept, int(effect.epoch))
         self.uploads.keep(effect.epoch)
+
+    def _announce_repeated(self, effect: AnnounceRepeated) -> None:
+        raise AssertionError(f"{effect.message[0]} repeats, and simulated participants have no input log")
 
     def _announce_epoch(self, effect: AnnounceEpoch) -> None:
         self.ghost.announced(effect)

@@ -112,7 +112,7 @@ SPOILING: Final = (
 """Kinds that may leave no epoch to go back to."""
 FORK_ONE_OF: Final = 8
 """One in so many worlds that recover, if agents do not go elsewhere there."""
-ELSEWHERE_WORKLOADS: Final = ("bank", "ring", "pipeline")
+ELSEWHERE_WORKLOADS: Final = ("bank", "ring", "pipeline", "orders")
 """Whose agents others can take."""
 ELSEWHERE_ONE_OF: Final = 3
 """One in so many worlds that recover."""

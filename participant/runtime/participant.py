@@ -48,6 +48,7 @@ from participant.inputs import OUTSIDE, volatile_message_id
 from participant.machine import ParticipantMachine
 from participant.machine_events import (
     AnnounceEpoch,
+    AnnounceRepeated,
     ChannelsRecorded,
     ControlArrived,
     DeadLetter,
@@ -270,6 +271,7 @@ class Participant:
             DropLocal: self._drop_local,
             KeepLocal: self._keep_local,
             AnnounceEpoch: self._announce_epoch,
+            AnnounceRepeated: self._announce_repeated,
             SendControl: self._send_control,
             EnterTopology: self._enter_topology,
             LogReceived: self._log_received,
@@ -1127,6 +1129,10 @@ class Participant:
             self._news.tell(EpochCommitted(epoch=effect.epoch, manifest=effect.manifest))
         else:
             self._news.tell(EpochAborted(epoch=effect.epoch, reason=effect.reason))
+
+    def _announce_repeated(self, effect: AnnounceRepeated) -> None:
+        message = effect.message[0]
+        log.debug("%s has had input %s, which comes again from %s", message.target, message.id.hex(), effect.source)
 
     def _send_control(self, effect: SendControl) -> None:
         message = effect.message

@@ -45,6 +45,13 @@ def check_orders(where: str, fields: dict[str, Any], orders: Orders) -> None:
             raise Violation("I29", f"{where}: order {order} was answered {told!r}, and it remembers {answer!r}")
 
 
+def _may_be_lost(cluster: SimulatedCluster, desk: str, logs: list[str]) -> bool:
+    """Its desk has left the cluster, or was given up, or nobody comes back who has it in a log."""
+    if desk.partition("/")[2] in cluster.have_left or cluster.placements.gave_up(desk):
+        return True
+    return all(name in cluster.have_left or name in cluster.absent for name in logs)
+
+
 def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
     """Judge the end, in a quiet world.
 
@@ -64,16 +71,20 @@ def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
             name: dict(found) if isinstance(found, list) else found for name, found in agent_fields(host.agent).items()
         }
         for life in cluster.lives.values()
+        if life.member
         for host in life.hosts
         if host.id.startswith("desk/")
     }
     for name, fields in desks.items():
         check_orders(name, fields, orders)
-    for token, desk in orders.acknowledged.items():
-        concerned = (token.partition("-")[0], desk.partition("/")[2])
-        gone = any(name in cluster.have_left for name in concerned)
-        if not gone and token not in desks[desk].get("handled", {}):
-            raise Violation("I19", f"input {token} for {desk} was acknowledged, and is not there")
+    for token, (desk, logs) in orders.acknowledged.items():
+        if _may_be_lost(cluster, desk, logs):
+            continue
+        name = orders.names.now(desk)
+        if name in desks and token not in desks[name].get("handled", {}):
+            raise Violation(
+                "I19", f"input {token} for {desk} was acknowledged, is in the logs of {logs}, and is not there"
+            )
     wanted = {order: fields["receipts"][order] for fields in desks.values() for order in fields.get("handled", {})}
 
     def missing() -> list[str]:

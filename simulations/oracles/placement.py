@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from protocol.messages import Envelope
+from simulations.names import first_of
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ class Placements:
     def beginning(self, incarnation: int) -> Beginning:
         """How it began."""
         return self.begun.get(incarnation) or Beginning(0, {}, ())
+
+    def gave_up(self, first: str) -> bool:
+        """Whether an agent was given up in any incarnation, by its first name."""
+        return any(first_of(agent) == first for each in self.begun.values() for agent in each.dropped)
 
     def rolled_back(self, ledger: Ledger, command: dict[str, Any], before: int) -> None:
         """The entry that begins an incarnation is applied.

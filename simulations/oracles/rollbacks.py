@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from participant.inputs import came_with_token
 from participant.machine_events import SendControl
 from participant.restoring import RESTORED_TYPE
 from protocol.digests import fence_key
@@ -121,6 +122,8 @@ class Rollbacks:
             here += member.agents if cluster.options.elsewhere else [member.id]
         cluster.placements.check_heirs(topology, incarnation)
         fresh = self._fresh(cluster, incarnation, here)
+        if fresh is None:
+            return
         if total != self.totals.get(epoch, 0) + fresh:
             raise Violation(
                 "I5",
@@ -128,8 +131,8 @@ class Rollbacks:
                 f"bring {fresh}",
             )
 
-    def _fresh(self, cluster: SimulatedCluster, incarnation: int, here: list[str]) -> int:
-        """What those bring that begin anew, without what those held that are given up."""
+    def _fresh(self, cluster: SimulatedCluster, incarnation: int, here: list[str]) -> int | None:
+        """What those bring that begin anew, without what those held that are given up; None: it is not known, inside of a turn."""
         beginning = cluster.placements.beginning(incarnation)
         epoch = beginning.epoch
         held = cluster.oracles.history.started[epoch].agents if epoch else {}
@@ -142,6 +145,8 @@ class Rollbacks:
         for agent in sorted(agent for agents in held.values() for agent in agents):
             if beginning.renames.get(agent, agent) in beginning.dropped:
                 cut = next(cut for cut in cuts.values() if agent in cut.states)
+                if not cut.states[agent]:
+                    return None
                 fresh -= workload.held(dict(msgspec.msgpack.decode(cut.states[agent])))
                 fresh -= sum(map(workload.carried_bytes, self._waiting(cluster, cuts, cut, agent, epoch)))
         return fresh
@@ -165,6 +170,7 @@ class Rollbacks:
         renames = cluster.placements.beginning(order.incarnation).renames
         firsts = {new: old for old, new in renames.items()}
         forms = cluster.workload.forms
+        had = life.ghost.had
         for host in loaded.hosts:
             # Whoever has a name that an agent of the epoch had is another one.
             was = firsts.get(host.id, "" if host.id in renames else host.id)
@@ -178,6 +184,8 @@ class Rollbacks:
                     "I26", f"{life.name}: {host.id} does not have the state of its cut of epoch {order.epoch}"
                 )
             waiting = self._waiting(cluster, cuts, cut, was, order.epoch)
+            had |= cut.had
+            had.update(message.id for message in map(_decode, waiting) if came_with_token(message.source, message.id))
             expected = [renamed(data, renames) for data in waiting]
             mailbox = [data for envelope, data in host.mailbox if envelope.type != RESTORED_TYPE]
             if mailbox != expected:
@@ -203,6 +211,7 @@ class Rollbacks:
     ) -> list[bytes]:
         """What was in an agent's mailbox at the cut, and behind it what was on its way to it, channel by channel."""
         found = [data for data in cut.mailboxes[agent] if _decode(data).type != RESTORED_TYPE]
+        had = set(cut.had)
         for name in sorted(cuts):
             for stream, sent in cuts[name].sent.items():
                 if stream.target_session != cut.line or stream.incarnation != _incarnation(cluster, epoch):
@@ -210,7 +219,15 @@ class Rollbacks:
                 flying = stream.sent[cut.received.get(stream, 0) : sent]
                 if flying:
                     cluster.probes.hit("restore.in_flight")
-                found += [data for data in flying if _decode(data).target == agent]
+                for data in flying:
+                    message = _decode(data)
+                    if message.target != agent:
+                        continue
+                    if came_with_token(message.source, message.id):
+                        if message.id in had:
+                            continue  # it had come by another way
+                        had.add(message.id)
+                    found.append(data)
         return found
 
 

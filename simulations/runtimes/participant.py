@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from participant.failure import DeadLettered, Parked, Stopped
     from participant.host import AgentHost
     from participant.machine_events import (
+        AnnounceRepeated,
         Effect,
         EnterTopology,
         Event,
@@ -252,8 +253,12 @@ class WatchedParticipant(Participant):
         super().turn_failed(outcome)
 
     def _deliver_to_agents(self, effect: Any) -> None:  # noqa: ANN401 - as its base
-        self._judged(self.life.ghost.delivered, effect.deliveries)
+        self._judged(self.life.ghost.delivered, effect)
         super()._deliver_to_agents(effect)
+
+    def _announce_repeated(self, effect: AnnounceRepeated) -> None:
+        self._judged(self.life.ghost.passed_over, effect)
+        super()._announce_repeated(effect)
 
     def _record_local(self, effect: Any) -> None:  # noqa: ANN401 - as its base
         life = self.life
@@ -390,6 +395,7 @@ class RuntimeParticipantLife(ParticipantLife):
             wire=SimulatedTransport(cluster, self),
             local=str(ROOT) if self.folder is not None else None,
             sinks=sinks,
+            effects=cluster.workload.effect_ledger(self) or "",
             clock=ProcessClock(self),
             boot_id=self.boot_id,
             durability="turn" if options.turns else "epoch",
@@ -401,7 +407,12 @@ class RuntimeParticipantLife(ParticipantLife):
         self.control = cast("Any", dialer)
 
     def _taker(self, kind: str) -> Callable[[str], Agent]:
-        return lambda name: self.cluster.workload.take(f"{kind}/{name}")
+        def take(name: str) -> Agent:
+            agent = self.cluster.workload.take(f"{kind}/{name}")
+            self.cluster.workload.taken(self, agent)
+            return agent
+
+        return take
 
     def start(self) -> None:
         """Run the program."""

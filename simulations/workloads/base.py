@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from participant.agent import Agent
+    from participant.effects.backend import EffectBackend
     from participant.failure import DeadLettered, Stopped
     from participant.machine_events import DeadLetter
     from participant.sinks.base import Sink
@@ -96,6 +97,13 @@ class Workload(ABC):
 
     def connect(self, life: ParticipantLife, sinks: list[Sink]) -> None:  # noqa: B027 - as above
         """A life has its parts; nothing of it runs yet."""
+
+    def taken(self, life: ParticipantLife, agent: Agent) -> None:  # noqa: B027 - as above
+        """A life has made an agent that comes from another participant."""
+
+    def effect_ledger(self, life: ParticipantLife) -> EffectBackend | None:
+        """Where a life's agents have their effect ledger; None: on the participant's own disk."""
+        return None
 
     def raise_fence(self, incarnation: int) -> None:  # noqa: B027 - as above
         """A coordinator tells the sinks to refuse older writers."""

@@ -13,11 +13,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from participant import Agent, Backoff, Context, QuestionExpired, Retry, handler, keyed, value
+from participant.effects.ledger import EffectLedger
+from participant.runtime.intake import Taken
 from protocol.errors import DryRun, Refused, SnapshotError
+from protocol.ids import MessageId
+from simulations.names import Names, first_of
 from simulations.oracles.orders import check_orders, demand_orders
 from simulations.outside import ArchiveSink, Outside, Ways
 from simulations.prng import log_uniform, stream
 from simulations.settling import Settler, answered_by_consulting
+from simulations.shared_effects import SharedEffects
+from simulations.topologies import names_of
 from simulations.violations import Violation
 from simulations.workloads.awaited import AwaitedWorkload
 from simulations.world import MS, SECOND
@@ -55,9 +61,12 @@ class Till(Agent, kind="till"):
 
     made = value(int, default=0)
 
-    def __init__(self, name: str, *, desks: tuple[str, ...], tick: float, burst: int, switch: Switch) -> None:
+    def __init__(
+        self, name: str, *, desks: tuple[str, ...], tick: float, burst: int, switch: Switch, names: Names
+    ) -> None:
         super().__init__(name)
         self._desks = desks
+        self._names = names
         self._tick = tick
         self._burst = burst
         self._switch = switch
@@ -73,7 +82,7 @@ class Till(Agent, kind="till"):
             return
         for number in range(self._burst):
             desk = self._desks[(ctx.message_id[0] + number) % len(self._desks)]
-            ctx.send(desk, Order(1 + ctx.message_id[1]))
+            ctx.send(self._names.now(desk), Order(1 + ctx.message_id[1]))
             self.made -= 1
         ctx.after(self._tick, Next())
 
@@ -127,10 +136,14 @@ class Desk(Agent, kind="desk"):
 
 
 class Orders(AwaitedWorkload):
-    """A till and a desk on each participant; the bank, the archive, customers and a human outside."""
+    """A till and a desk on each participant; the bank, the archive, customers and a human outside.
+
+    Where agents go elsewhere, so do customers: they give again anywhere what is not acknowledged to them.
+    """
 
     messages: ClassVar[tuple[type, ...]] = (Order, Next)
     outside_world: ClassVar[bool] = True
+    kinds: ClassVar[tuple[type[Agent], ...]] = (Till, Desk)
 
     def __init__(self, options: Options, targets: dict[str, tuple[str, ...]]) -> None:
         super().__init__(options, targets)
@@ -144,12 +157,17 @@ class Orders(AwaitedWorkload):
         self._pause_ns = log_uniform(random, 100 * MS, SECOND)
         self.waiting: dict[str, list[tuple[str, str, int]]] = {}
         """Participant -> orders of customers there that were not acknowledged: token, desk, cents."""
-        self.acknowledged: dict[str, str] = {}
-        """Token -> desk."""
+        self.acknowledged: dict[str, tuple[str, list[str]]] = {}
+        """Token -> desk, and in whose input logs it is."""
         self.told: dict[str, str] = {}
         """Order -> what the human said, and was told to be taken."""
         self._numbers: dict[str, int] = {}
+        self._homes = names_of(options)
+        self._ways: dict[str, Ways] = {}
+        """Of the newest life of each participant."""
         self._settler = Settler(self, options) if options.settled else None
+        self._ledger = EffectLedger()
+        """Of all, where agents go elsewhere."""
 
     def connected(self, cluster: SimulatedCluster) -> None:
         """The world is there."""
@@ -157,10 +175,30 @@ class Orders(AwaitedWorkload):
 
     def agents(self, participant: str) -> list[Agent]:
         """A till, and a desk."""
-        desks = tuple(f"desk/{name}" for name in (participant, *self.targets[participant]))
+        return [self.take(self.names.declared(f"{kind.kind}/{participant}")) for kind in self.kinds]
+
+    def take(self, agent: str) -> Agent:
+        """See `Workload`."""
+        kind, _, name = agent.partition("/")
+        if kind == Desk.kind:
+            return Desk(name, patience=self._patience)
         tick = max(self.options.tick_ns, 200 * MS) / SECOND
-        till = Till(participant, desks=desks, tick=tick, burst=min(self.options.burst, 2), switch=self.switch)
-        return [till, Desk(participant, patience=self._patience)]
+        desks = tuple(self._desks(first_of(name)))
+        burst = min(self.options.burst, 2)
+        return Till(name, desks=desks, tick=tick, burst=burst, switch=self.switch, names=self.names)
+
+    def _desks(self, participant: str) -> list[str]:
+        """Those that its channels lead to, by their first names."""
+        reached = (participant, *self.targets.get(participant, self._homes))
+        return [f"desk/{name}" for name in reached if name in self._homes]
+
+    def brings(self, agent: str) -> int:
+        """Nothing."""
+        return 0
+
+    def effect_ledger(self, life: ParticipantLife) -> SharedEffects | None:
+        """See `Workload`."""
+        return SharedEffects(self._ledger, Ways(self.outside, life)) if self.options.elsewhere else None
 
     def sinks(self, life: ParticipantLife) -> list[Sink]:
         """What a life's agents emit to."""
@@ -173,8 +211,16 @@ class Orders(AwaitedWorkload):
             assert isinstance(sink, ArchiveSink)
             sink.ways = ways
         for agent in life.agents:
-            if isinstance(agent, Desk):
-                agent.ways = ways
+            self._connect(agent, ways)
+        self._ways[life.name] = ways
+
+    def taken(self, life: ParticipantLife, agent: Agent) -> None:
+        """See `Workload`."""
+        self._connect(agent, self._ways[life.name])
+
+    def _connect(self, agent: Agent, ways: Ways) -> None:
+        if isinstance(agent, Desk):
+            agent.ways = ways
 
     def raise_fence(self, incarnation: int) -> None:
         """See `Workload`."""
@@ -211,26 +257,40 @@ class Orders(AwaitedWorkload):
         waiting = self.waiting.setdefault(life.name, [])
         if self.switch.on and not waiting:
             number = self._numbers[life.name] = self._numbers.get(life.name, 0) + 1
-            desks = [life.name, *self.targets[life.name]]
-            waiting.append((f"{life.name}-{number}", f"desk/{self._customers.pick(desks)}", 1 + number))
-        if waiting and life.member:
-            life.run(self._give(life, *waiting[0]), name="customer")
+            waiting.append((f"{life.name}-{number}", self._customers.pick(self._desks(life.name)), 1 + number))
+        home = life.name
+        if self.options.elsewhere:
+            # Whoever is there serves customers of others, too.
+            homes = [name for name, orders in self.waiting.items() if orders]
+            home = self._customers.pick(homes) if homes and self._customers.chance(1, 2) else home
+        if self.waiting[home] and life.member:
+            life.run(self._give(life, home, *self.waiting[home][0]), name="customer")
         else:
             life.later(self._pause_ns, self._customer, life)
 
-    async def _give(self, life: ParticipantLife, token: str, desk: str, cents: int) -> None:
+    async def _give(self, life: ParticipantLife, home: str, token: str, desk: str, cents: int) -> None:
+        taken: Taken | None
         try:
             async with asyncio.timeout(3):
-                taken = await life.give(desk, Order(cents, token), token)
-        except (SnapshotError, TimeoutError):
-            taken = None
+                taken = await life.give(self.names.now(desk), Order(cents, token), token)
+        except (SnapshotError, TimeoutError) as error:
+            # Its desk has another name by now: somebody has it.
+            has_it = isinstance(error, Refused) and error.code == "token-conflict"
+            taken = Taken(MessageId(b""), 0, duplicate=True) if has_it and self.names.now(desk) != desk else None
         if taken is not None:
+            probe = life.cluster.probes.hit
             if taken.duplicate:
-                life.cluster.probes.hit("input.duplicate")
-            self.acknowledged.setdefault(token, desk)
-            life.cluster.probes.hit("input.acknowledged")
+                probe("input.duplicate")
+            _, logs = self.acknowledged.setdefault(token, (desk, []))
+            if taken.position and life.name not in logs:
+                logs.append(life.name)
+                if len(logs) > 1:
+                    probe("input.in_two_logs")
+            elif not taken.position:
+                probe("input.known_here")
+            probe("input.acknowledged")
             if self._customers.chance(7, 8):
-                self.waiting[life.name] = [each for each in self.waiting[life.name] if each[0] != token]
+                self.waiting[home] = [each for each in self.waiting[home] if each[0] != token]
         life.later(1 + self._customers.below(self._pause_ns), self._customer, life)
 
     # --- the human ----------------------------------------------------------------------------------------------------
