@@ -106,6 +106,10 @@ class LedgerClient:
         else:
             self._opened = fence
 
+    def now(self) -> int:
+        """By the participant's clock."""
+        return self._clock.now()
+
     async def sleep(self, ns: int) -> None:
         """By the participant's clock."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

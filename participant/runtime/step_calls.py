@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from participant.effects.entries import Kind, State
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from participant.context import Context
     from participant.effects.entries import Entry
+    from participant.effects.ledger import Known
     from participant.runtime.ledger_client import LedgerClient
     from participant.steps import StepCall
     from protocol.journal import FinishedStep
@@ -39,6 +41,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("cleancut.participant.steps")
 
 _CLAIM_ID_BYTES: Final = 8
+CLAIM_FRESH_NS: Final = 500_000_000
+"""A claim that was asked for longer ago is confirmed before the call: this process may have been frozen since, and declared dead, and
+its successor may be about to make the same call. Less than it takes to declare anybody dead."""
+_LONG_AGO: Final = -(1 << 62)
+_CONFIRMS_MAX: Final = 3
+"""A ledger that is slower than that is asked no more than so often."""
 
 
 class StepCaller:
@@ -75,6 +83,7 @@ class StepCaller:
         )
         doubtful = bool(unheard) and not call.idempotent and await self._is_new(token)
         fp("effect.before_claim")
+        asked_at = self._ledger.now()
         answer = await self._ledger.ask(lambda: self._ledger.backend.claim(entry, self._ledger.fence()))
         fp("effect.claimed")
         claim_id = entry.claim_id
@@ -92,23 +101,28 @@ class StepCaller:
             )
             if not isinstance(found, bytes):
                 return found
-            claim_id = found
+            claim_id, asked_at = found, _LONG_AGO
         elif doubtful:
             what = f"may have been done before: its agent was at {shown(unheard)}"
             found = await self._reconcile(agent, context, call, token, claim_id, what)
             if not isinstance(found, bytes):
                 return found
-            claim_id = found
-        return await self._attempts(agent, context, call, token, claim_id)
+            claim_id, asked_at = found, _LONG_AGO
+        return await self._attempts(agent, context, call, token, claim_id, asked_at)
 
     async def _is_new(self, token: str) -> bool:
         return await self._ledger.ask(lambda: self._ledger.backend.entry(token)) is None
 
     async def _attempts(
-        self, agent: str, context: Context, call: StepCall, token: str, claim_id: bytes
+        self, agent: str, context: Context, call: StepCall, token: str, claim_id: bytes, asked_at: int
     ) -> FinishedStep:
         attempt = 1
         while True:
+            if not call.idempotent:
+                found = await self._confirm(agent, context, call, token, claim_id, asked_at)
+                if not isinstance(found, bytes):
+                    return found
+                claim_id = found
             doubtful = True
             try:
                 value = await self._call(call.function, call.arguments, self._keywords(call, token), call.name)
@@ -128,12 +142,47 @@ class StepCaller:
                 raise failure
             log.info("agent %s: step %s failed, attempt %d: %s", agent, call.name, attempt, describe(failure))
             await self._pause(token, call.retry.backoff.wait_ns(attempt))
-            attempt += 1
+            attempt, asked_at = attempt + 1, _LONG_AGO
             if doubtful:
                 found = await self._reconcile(agent, context, call, token, claim_id, f"raised {describe(failure)}")
                 if not isinstance(found, bytes):
                     return found
                 claim_id = found
+
+    async def _confirm(
+        self, agent: str, context: Context, call: StepCall, token: str, claim_id: bytes, asked_at: int
+    ) -> FinishedStep | bytes:
+        """The id of our claim, which is ours still and this process nobody's former life; or the end that somebody else gave it.
+
+        Raises:
+            FencedError: What this process would do is somebody else's to do.
+        """
+        for _ in range(_CONFIRMS_MAX):
+            now = self._ledger.now()
+            if now - asked_at < CLAIM_FRESH_NS:
+                break
+            asked_at = now
+            held = await self._ledger.ask(partial(self._hold, token, claim_id))
+            if isinstance(held, Claimed):
+                continue
+            if held.entry.ended:
+                return finished_of(held.entry)
+            again = await self._claim_again(agent, context, call, token)
+            if again is None:
+                raise _taken_over(held.entry)
+            claim_id = again
+        return claim_id
+
+    async def _hold(self, token: str, claim_id: bytes) -> Claimed | Known:
+        return await self._ledger.backend.take(token, self._ledger.fence(), claim_id, before=claim_id)
+
+    async def _claim_again(self, agent: str, context: Context, call: StepCall, token: str) -> bytes | None:
+        """Claim what an operator has just said did not happen; None: it is somebody else's."""
+        entry = self._ledger.new_entry(
+            agent, context, Kind.STEP, call.name, call.ordinal, token, call.intent, call.shown
+        )
+        again = await self._ledger.ask(lambda: self._ledger.backend.claim(entry, self._ledger.fence()))
+        return entry.claim_id if isinstance(again, Claimed) else None
 
     async def _record(self, agent: str, call: StepCall, token: str, claim_id: bytes, value: object) -> FinishedStep:
         try:
@@ -166,14 +215,10 @@ class StepCaller:
                 return finished_of(taken.entry)
             if taken.entry.state is State.CLAIMED:
                 raise self._undecided(agent, call, token, what, "somebody else goes on with it")
-            # An operator said just now that it did not happen.
-            entry = self._ledger.new_entry(
-                agent, context, Kind.STEP, call.name, call.ordinal, token, call.intent, call.shown
-            )
-            again = await self._ledger.ask(lambda: self._ledger.backend.claim(entry, self._ledger.fence()))
-            if not isinstance(again, Claimed):
+            again = await self._claim_again(agent, context, call, token)
+            if again is None:
                 raise self._undecided(agent, call, token, what, "somebody else took it over")
-            return entry.claim_id
+            return again
         if resolved:
             return await self._record(agent, call, token, claim_id, value)
         return claim_id
@@ -222,10 +267,7 @@ class StepCaller:
         )
         if isinstance(found, Claimed) or found.entry.ended:
             return found.entry
-        raise FencedError(
-            f"step {found.entry.name} of {found.entry.agent} ended here, and session {found.entry.session} of "
-            f"{found.entry.participant} has taken it over"
-        )
+        raise _taken_over(found.entry)
 
     def diverged(self, agent: str, call: StepCall | AskCall, token: str, recorded: str) -> StepDiverged:
         """The error of a place where something else was done."""
@@ -243,6 +285,12 @@ class StepCaller:
             call.result,
             f"agent {agent}: step {call.name} {what}, and {why}. Find out whether it happened, and settle {token}",
         )
+
+
+def _taken_over(entry: Entry) -> FencedError:
+    return FencedError(
+        f"step {entry.name} of {entry.agent} is under way here, and session {entry.session} of {entry.participant} has taken it over"
+    )
 
 
 def name_of(call: StepCall | AskCall) -> str:

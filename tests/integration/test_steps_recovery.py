@@ -28,7 +28,8 @@ from participant import (
     value,
 )
 from participant.effects.backend import MemoryEffects
-from participant.effects.entries import State
+from participant.effects.entries import Entry, State
+from participant.effects.ledger import Claimed, Known
 from participant.failure import Backoff
 from participant.runtime.effects_local import NAME_FILE
 from participant.runtime.log_files import FolderFiles, LocalFolder
@@ -37,7 +38,7 @@ from participant.runtime.turn_keeper import TurnKeeper
 from participant.testing import Cluster, EpochView
 from protocol.digests import snapshot_key
 from protocol.documents import decode_local_snapshot, encode_local_snapshot
-from protocol.errors import StoreError, Unreachable
+from protocol.errors import FencedError, StoreError, Unreachable
 from protocol.limits import MIB
 from protocol.manifest import LocalSnapshot
 from protocol.outputs import FencingToken
@@ -868,3 +869,91 @@ def test_the_example_that_users_copy_works():
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+class Freezing(MemoryEffects):
+    """Its first answer to a claim comes to a process that was frozen meanwhile."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self.frozen = 6.0
+        self.meanwhile: Callable[[Entry], None] = lambda _: None
+        self.takes = 0
+
+    async def claim(self, entry: Entry, fence: FencingToken) -> Claimed | Known:
+        answer = await super().claim(entry, fence)
+        frozen, self.frozen = self.frozen, 0.0
+        if frozen:
+            clock = self._cluster.clock
+            clock.move_to(clock.now() + round(frozen * 1e9))
+            self.meanwhile(entry)
+        return answer
+
+    async def take(self, token: str, fence: FencingToken, claim_id: bytes, *, before: bytes) -> Claimed | Known:
+        self.takes += 1
+        return await super().take(token, fence, claim_id, before=before)
+
+
+@pytest.mark.parametrize("frozen", [0.1, 6.0])
+async def test_a_claim_that_is_answered_late_is_confirmed_before_the_call(frozen: float) -> None:
+    cluster = Cluster(Shop("main"))
+    ledger = cluster.effects = Freezing(cluster)
+    ledger.frozen = frozen
+    async with cluster:
+        await cluster.advance(60)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        assert ledger.takes == (frozen > 1)
+
+
+async def test_a_process_that_wakes_up_between_its_claim_and_the_call_charges_nothing_once_it_has_a_successor() -> None:
+    cluster = Cluster(Shop("main"))
+    ledger = cluster.effects = Freezing(cluster)
+
+    def succeeded(_: Entry) -> None:
+        ledger.ledger.admit(FencingToken("p1", 9, 99))
+
+    ledger.meanwhile = succeeded
+
+    async def run() -> None:
+        async with cluster:
+            await cluster.advance(60)
+            await until(lambda: ledger.takes > 0)
+
+    with pytest.raises(FencedError):
+        await run()
+    assert Bank.charges == []
+
+
+async def test_a_claim_that_somebody_else_holds_by_then_is_not_carried_out() -> None:
+    cluster = Cluster(Shop("main"))
+    ledger = cluster.effects = Freezing(cluster)
+
+    def taken(entry: Entry) -> None:
+        ledger.ledger.take(
+            entry.token, FencingToken("p2", entry.incarnation, 7), b"theirs", before=entry.claim_id, at=0
+        )
+
+    ledger.meanwhile = taken
+    async with cluster:
+        await cluster.advance(60)
+        await until(lambda: ledger.takes > 0)
+        await cluster.advance(60)
+        assert Bank.charges == []
+
+
+@pytest.mark.parametrize("happened", [True, False])
+async def test_a_claim_that_was_settled_by_then_has_that_end(happened: bool) -> None:
+    cluster = Cluster(Shop("main"))
+    ledger = cluster.effects = Freezing(cluster)
+
+    def settled(entry: Entry) -> None:
+        fence = FencingToken("p1", entry.incarnation, entry.session)
+        state, result = (State.DONE, msgspec.msgpack.encode("said so")) if happened else (State.RELEASED, b"")
+        ledger.ledger.settle(entry.token, fence, state, result=result, at=0)
+
+    ledger.meanwhile = settled
+    async with cluster:
+        await cluster.advance(60)
+        assert receipts(cluster) == {"o1": "said so" if happened else "receipt 1 for o1"}
+        assert Bank.charges == ([] if happened else ["o1"])
