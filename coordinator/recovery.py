@@ -461,10 +461,10 @@ class RecoveryKeeper:
             agents = known
         else:
             agents = {agent: member.id for member in ledger.state.topology.members for agent in member.agents}
-        renames = self._renames(epoch, agents)
-        if renames is None:
+        names = self._names(epoch, agents)
+        if names is None:
             return
-        agents = {renames.get(agent, agent): name for agent, name in agents.items()}
+        agents = {names.get(agent, agent): name for agent, name in agents.items()}
         dropped = self._dropped(epoch, agents)
         agents = {agent: name for agent, name in agents.items() if agent not in dropped}
         live = [record for record in ledger.participants() if record.live]
@@ -496,6 +496,7 @@ class RecoveryKeeper:
             self._adopt({**placement.adoptions, **_by_target(moves)}, move=bool(moves))
             return
         self.waiting = ""
+        renames = names if epoch else self._since_the_start(names)
         self._propose(epoch, cause, now, renames=tuple(sorted(renames.items())), dropped=dropped)
 
     def _awaited(self, now: Instant) -> str:
@@ -524,8 +525,8 @@ class RecoveryKeeper:
         request = self._request
         return request is None or (request.epoch is None and not request.renames)
 
-    def _renames(self, epoch: int, agents: Mapping[str, str]) -> Mapping[str, str] | None:
-        """Old -> new, of those that the epoch holds; None: the request was refused."""
+    def _names(self, epoch: int, agents: Mapping[str, str]) -> Mapping[str, str] | None:
+        """Old -> new, of those that the epoch holds, or that are here now where all go to the start; None: the request was refused."""
         request = self._request
         if self._keeps():
             return self._ledger.names_since(epoch, agents) if epoch else {}
@@ -537,6 +538,19 @@ class RecoveryKeeper:
             self._give_up("bad-map", problem)
             return None
         return renames
+
+    def _since_the_start(self, names: Mapping[str, str]) -> Mapping[str, str]:
+        """First name of each agent that was ever renamed -> its name from now on.
+
+        Args:
+            names: Name now -> name from now on.
+        """
+        first = self._ledger.names_since(0, ())
+        found = {old: names.get(now, now) for old, now in first.items()}
+        for now, new in names.items():
+            if now not in first.values():
+                found.setdefault(now, new)
+        return {old: new for old, new in found.items() if old != new}
 
     def _dropped(self, epoch: int, agents: Mapping[str, str]) -> tuple[str, ...]:
         if not self._keeps():

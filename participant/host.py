@@ -385,7 +385,8 @@ class AgentHost:
             session: In which the agent begins. An agent that begins anew among others that go on does other work: were the
                 ids of its messages those of before, whoever hears from it again would take them for the same.
         """
-        identity = blake3(f"{START_TYPE}\0{cluster}\0{self.id}\0{session}".encode()).digest(length=MESSAGE_ID_BYTES)
+        text = f"{START_TYPE}\0{cluster}\0{self.lineage}\0{session}"
+        identity = blake3(text.encode()).digest(length=MESSAGE_ID_BYTES)
         envelope = Envelope(identity, self.id, self.id, START_TYPE, 1, b"\xc0")
         self.mailbox.appendleft((envelope, encode_envelope(envelope)))
 

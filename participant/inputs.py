@@ -21,6 +21,7 @@ Sources: DESIGN.md sections 6 and 7; RELIABILITY.md I14, T14.
 from __future__ import annotations
 
 import hmac
+from bisect import bisect_left
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
@@ -230,6 +231,8 @@ class InputIndex:
         self._savepoints: frozenset[int] | None = None
         """Asked, never iterated."""
         self._joins: list[JoinRecord] = []
+        self._begun: list[tuple[int, int]] = []
+        """Numbers of the same, and their incarnations."""
         self._cuts: dict[int, int] = {}
         """Oldest first."""
 
@@ -249,7 +252,8 @@ class InputIndex:
                 self._forget_marks()
             case JoinRecord():
                 self._joins.append(record)
-                del self._joins[:-JOINS_KEPT]
+                self._begun.append((position, record.incarnation))
+                del self._joins[:-JOINS_KEPT], self._begun[:-JOINS_KEPT]
             case TokensRecord():
                 for token, digest, known in record.tokens:
                     self._tokens.setdefault(token, Known(digest, known))
@@ -321,6 +325,11 @@ class InputIndex:
     def position_of(self, epoch: int) -> int | None:
         """Up to where a committed epoch holds the input; None: it is not known (any more)."""
         return next((mark.position for mark in self._marks if mark.epoch == epoch), None)
+
+    def taken_in(self, position: int) -> int:
+        """Incarnation in which an input was taken; 0: it is not known."""
+        index = bisect_left(self._begun, (position,))
+        return self._begun[index - 1][1] if index else 0
 
     def joined_from(self, position: int, incarnation: int) -> bool:
         """Whether a membership of an incarnation is noted that began at this position or later; older builds' are of any."""

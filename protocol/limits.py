@@ -143,6 +143,8 @@ ROLLBACKS_REMEMBERED_MAX: Final = 100
 """Rollbacks whose history stays in the ledger."""
 RENAMES_MAX: Final = 64
 """Agents that one restore gives another name."""
+RENAMES_CARRIED_MAX: Final = 1_024
+"""The same of a rollback that carries on what earlier ones have renamed."""
 DROPPED_MAX: Final = 64
 """Agents that one restore gives up because nobody takes them."""
 FENCES_MAX: Final = 16

@@ -32,6 +32,10 @@ class Names:
         """What others call an agent."""
         return self._called.get(first, first)
 
+    def called_in(self, incarnation: int, first: str) -> str:
+        """What an agent is called in an incarnation, which need not be the newest."""
+        return self._books.get(incarnation, {}).get(first, first)
+
     def declared(self, first: str) -> str:
         """What a program that is started now calls it."""
         return self._declared.get(first, first)

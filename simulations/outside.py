@@ -197,6 +197,11 @@ class Ways:
         found: list[Receipt] = await self.request(lambda: self._outside.archive.take(writer, outputs))
         return found
 
+    @property
+    def incarnation(self) -> int:
+        """That the life is in."""
+        return int(self._life.machine.incarnation)
+
     def wall(self) -> int:
         """Wall clock, nanoseconds."""
         return self._outside.cluster.wall(self._life.name)

@@ -350,6 +350,8 @@ def _operators_kinds(options: Options) -> list[str]:
     every = [kind for kind in ELSEWHERE_ONLY if options.takeover_ns or kind not in TAKING_ONLY]
     if options.takeover_ns:
         every.remove("give-up")  # whoever can be taken is not given up
+    if options.workload == "orders":
+        every.remove("swap")  # whom a customer means that says a name meanwhile, nobody can tell
     chosen = random.pick(every)
     return [kind for kind in every if kind == chosen or random.chance(1, 3)]
 

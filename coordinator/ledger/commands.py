@@ -29,7 +29,7 @@ import msgspec
 from coordinator.policy import PolicySettings
 from protocol.errors import LimitExceeded
 from protocol.ids import SAVEPOINT_PATTERN
-from protocol.limits import COMMAND_BYTES_MAX, DROPPED_MAX, FENCES_MAX, KINDS_MAX, RENAMES_MAX
+from protocol.limits import COMMAND_BYTES_MAX, DROPPED_MAX, FENCES_MAX, KINDS_MAX, RENAMES_CARRIED_MAX
 from protocol.streams import Resumption
 
 COMMAND_VERSION: Final = 1
@@ -302,7 +302,7 @@ class RollbackCommand(CommandBase, frozen=True, kw_only=True, tag="rollback"):
     """Stores and sinks that must have acknowledged the incarnation before the first restore order leaves."""
     waited_ns: Count = 0
     """From when the need was seen."""
-    renames: Annotated[tuple[tuple[AgentName, AgentName], ...], msgspec.Meta(max_length=RENAMES_MAX)] = ()
+    renames: Annotated[tuple[tuple[AgentName, AgentName], ...], msgspec.Meta(max_length=RENAMES_CARRIED_MAX)] = ()
     """(agent of the epoch, its name from now on)."""
     dropped: Annotated[tuple[AgentName, ...], msgspec.Meta(max_length=DROPPED_MAX)] = ()
     """Agents of the epoch that nobody takes, and that are given up on purpose."""

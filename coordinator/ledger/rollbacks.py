@@ -35,7 +35,7 @@ from coordinator.ledger.records import (
     RollbackRecord,
     TopologyRecord,
 )
-from protocol.ancestry import Ancestry
+from protocol.ancestry import Ancestry, Named
 from protocol.limits import ROLLBACKS_REMEMBERED_MAX
 from protocol.stays import elsewhere, note_stays
 from protocol.streams import line_of
@@ -170,7 +170,20 @@ class RollbackRules:
                 break
             through.append((base.incarnation, base.epoch))
             known_from = base.incarnation
-        return Ancestry(incarnation=self.state.incarnation, through=tuple(through), known_from=known_from)
+        return Ancestry(
+            incarnation=self.state.incarnation, through=tuple(through), known_from=known_from, named=self._beginnings()
+        )
+
+    def _beginnings(self) -> tuple[Named, ...]:
+        records = self.state.rollbacks.values()
+        if not any(record.renames for record in records):
+            return ()
+        found = []
+        for record in records:
+            base = self.state.epochs.get(record.epoch)
+            if base is not None or not record.epoch:
+                found.append(Named(record.incarnation, 0 if base is None else base.incarnation, record.renames))
+        return tuple(found)
 
     def elsewhere(self, participant: str) -> dict[str, tuple[str, ...]]:
         """Of the agents that this incarnation has at a participant: where else they have run since its epoch (`protocol.stays`)."""
@@ -193,11 +206,17 @@ class RollbackRules:
         )
 
     def _line(self, epoch: int) -> list[RollbackRecord]:
-        """The rollbacks that lie between an epoch and what runs now, oldest first; empty: it does not come from there."""
+        """The rollbacks that lie between an epoch and what runs now, oldest first; empty: it does not come from there.
+
+        Args:
+            epoch: 0: the start, as far as is remembered.
+        """
         target = self.state.epochs.get(epoch)
+        if target is None:
+            return [] if epoch else self._line_of_all()
         found: list[RollbackRecord] = []
         incarnation = self.state.incarnation
-        while target is not None and incarnation > target.incarnation:
+        while incarnation > target.incarnation:
             record = self.state.rollbacks.get(incarnation)
             base = None if record is None else self.state.epochs.get(record.epoch)
             if record is None or base is None or base.incarnation < target.incarnation:
@@ -206,17 +225,34 @@ class RollbackRules:
             incarnation = base.incarnation
         return found
 
-    def names_since(self, epoch: int, agents: Iterable[str]) -> dict[str, str]:
-        """What agents of an epoch are called now, of those that were renamed since: name there -> name now."""
-        line = [dict(record.renames) for record in self._line(epoch)]
-        found = {}
-        for agent in agents:
-            name = agent
-            for renames in line:
-                name = renames.get(name, name)
-            if name != agent:
-                found[agent] = name
+    def _line_of_all(self) -> list[RollbackRecord]:
+        found: list[RollbackRecord] = []
+        incarnation = self.state.incarnation
+        while (record := self.state.rollbacks.get(incarnation)) is not None:
+            found.insert(0, record)
+            base = self.state.epochs.get(record.epoch)
+            if base is None:
+                break
+            incarnation = base.incarnation
         return found
+
+    def names_since(self, epoch: int, agents: Iterable[str]) -> dict[str, str]:
+        """What agents are called now that were renamed since an epoch: name there, or first name since -> name now.
+
+        Args:
+            epoch: 0: the start.
+            agents: Those that it holds.
+        """
+        names = {agent: agent for agent in agents}
+        for record in self._line(epoch):
+            renames = dict(record.renames)
+            here = {*names.values()}
+            for agent, name in names.items():
+                names[agent] = renames.get(name, name)
+            for old, new in renames.items():
+                if old not in here:
+                    names.setdefault(old, new)  # it had begun since
+        return {agent: name for agent, name in names.items() if agent != name}
 
     def given_up_since(self, epoch: int) -> frozenset[str]:
         """Agents that rollbacks since an epoch have given up, by what they would be called now."""
@@ -224,15 +260,7 @@ class RollbackRules:
 
     def _ever_over(self) -> frozenset[str]:
         """Names that an agent has had which was given up since, or renamed, as far as is remembered and what runs now comes from."""
-        found: set[str] = set()
-        incarnation = self.state.incarnation
-        while (record := self.state.rollbacks.get(incarnation)) is not None:
-            found |= _over(record)
-            base = self.state.epochs.get(record.epoch)
-            if base is None:
-                break
-            incarnation = base.incarnation
-        return frozenset(found)
+        return frozenset(name for record in self._line_of_all() for name in _over(record))
 
     def lost_members(self) -> tuple[Member, ...]:
         """Members of the topology whose session has ended without a goodbye, by id."""

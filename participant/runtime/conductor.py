@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from protocol.ancestry import Ancestry
+from protocol.ancestry import Ancestry, Named
 from protocol.cut import check_cut
 from protocol.digests import digest, manifest_key, snapshot_key
 from protocol.documents import channel_table, decode_local_snapshot, packs_of, sign_manifest
@@ -142,6 +142,7 @@ class Conductor:
         self.term = 1
         self.incarnation = 1
         self._ancestries = {1: Ancestry(incarnation=1)}
+        self._named: list[Named] = []
         self._stays: Stays = {}
         self._ever_lost: set[str] = set()
         self.topology = Topology(TopologyVersion(0), ())
@@ -272,7 +273,9 @@ class Conductor:
         through: tuple[tuple[int, int], ...] = ()
         if manifest is not None:
             through = ((manifest.incarnation, epoch), *self._ancestries[manifest.incarnation].through)
-        self._ancestries[self.incarnation] = Ancestry(incarnation=self.incarnation, through=through)
+        self._named.append(Named(self.incarnation, 0 if manifest is None else manifest.incarnation, renames))
+        named = tuple(self._named) if any(each.renames for each in self._named) else ()
+        self._ancestries[self.incarnation] = Ancestry(incarnation=self.incarnation, through=through, named=named)
         order = Restore(
             term=self.term,
             session=0,

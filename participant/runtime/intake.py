@@ -98,7 +98,8 @@ class Intake:
         folder: The participant's own; taken over by `restore`.
         cluster: Its name.
         participant: Its id.
-        enters: Takes a message into the machine; called on the loop, while `position` is the message's own.
+        enters: Takes a message into the machine, and the incarnation in which it was taken, 0: it is not known; called on the loop,
+            while `position` is the message's own.
         had: What an input asked for whose message an agent here has had, wherever it was taken (`HadInputs.digest`).
         failed: Called once when nothing can be written any more.
         bytes_max: Bound of the log.
@@ -111,7 +112,7 @@ class Intake:
         *,
         cluster: str,
         participant: str,
-        enters: Callable[[Delivery], None],
+        enters: Callable[[Delivery, int], None],
         had: Callable[[MessageId], bytes | None],
         failed: Callable[[StoreError | FencedError], None],
         bytes_max: int = INPUT_LOG_BYTES_MAX,
@@ -466,7 +467,7 @@ class Intake:
 
     def _enter(self, position: int, record: InputRecord, delivery: Delivery) -> None:
         self.position = position
-        self._enters(delivery)
+        self._enters(delivery, self._index.taken_in(position))
 
     # --- epochs -------------------------------------------------------------------------------------------------------
 

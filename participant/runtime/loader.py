@@ -229,7 +229,8 @@ class Loader:
             if ahead is not None:
                 ahead.cancel()
         for host in fresh:
-            host.descend(host.id)
+            # The epoch may be older than the agent, which may have another name by now: it does the same work again.
+            host.descend(host.id if order.ancestry is None else order.ancestry.first_name(host.id))
             self._note_stays(host, order)
             self._fresh(host, self._clock.now())
             state.fresh(host.id)

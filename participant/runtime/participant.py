@@ -1149,7 +1149,7 @@ class Participant:
             member = topology.member(self.id)
             assert member is not None, "a topology without us"
             if not effect.restored and not effect.resumed:
-                self._restorer.start(member)
+                self._restorer.start(member, self._machine.ancestry)
             if self._turns is not None:
                 self._begin_turns(self._turns, effect, member)
             self._pump.start()
@@ -1230,10 +1230,15 @@ class Participant:
         """Whether input is on its way from the log to the agents."""
         return self._intake is not None and self._intake.busy and self._member.is_set()
 
-    def _input_enters(self, delivery: Delivery) -> None:
+    def _input_enters(self, delivery: Delivery, taken_in: int) -> None:
         """From the intake: it is durable. What comes again may be for an agent that has another name by now, or may have had it."""
-        if self._renames:
+        ancestry = self._machine.ancestry
+        if not taken_in or ancestry is None:
             delivery = renamed_delivery(delivery, self._renames)
+        elif ancestry.named and taken_in != ancestry.incarnation:
+            target = delivery[0].target
+            called = ancestry.called(target, taken_in)
+            delivery = renamed_delivery(delivery, {target: called} if called != target else {})
         if self._turns is not None and not self._machine.has_had(delivery[0]):
             assert self._intake is not None, "input comes from somewhere"
             self._turns.taken(self._intake.position, delivery[1])

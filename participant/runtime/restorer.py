@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from participant.runtime.turn_keeper import Recovered, TurnKeeper
     from participant.runtime.uploader import Uploader
     from participant.state import CutClock
+    from protocol.ancestry import Ancestry
     from protocol.ids import ClusterName, ParticipantId
     from protocol.keys import ClusterKeys
     from protocol.messages import Member, Restore
@@ -217,13 +218,19 @@ class Restorer:
         name = f"restore incarnation {order.incarnation}"
         self._loading = self._tasks.spawn(self._restore(order), name=name)
 
-    def start(self, member: Member) -> None:
-        """The agents placed here are here from now on, fresh; for a participant that joins."""
+    def start(self, member: Member, ancestry: Ancestry | None) -> None:
+        """The agents placed here are here from now on, fresh; for a participant that joins.
+
+        Args:
+            member: This one.
+            ancestry: Of the incarnation.
+        """
         self._fresh = member.fresh
         self._began_here = True
         wanted = frozenset(member.agents)
         self._be_here([host for host in self._hosts if host.id in wanted])
         for host in self._hosts:
+            host.descend(host.id if ancestry is None else ancestry.first_name(host.id))
             host.start_fresh(self._cluster, self._fresh)
 
     async def _load(self, order: Restore) -> Loaded:

@@ -37,6 +37,8 @@ class TurnBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     agents: tuple[str, ...]
     fresh: int = 0
     """With neither order nor snapshot: what the agents' first messages are named after."""
+    was: dict[str, str] = {}
+    """With neither order nor snapshot: agents that had another name when they began for the first time -> that one."""
     order: Restore | None = None
     input_from: int = 0
     """Of the input log: what is up to here had entered, or was of an earlier membership, when the agents began or came back."""

@@ -234,6 +234,7 @@ class TurnKeeper:
             unrouted, tokens = loaded.unrouted, list(loaded.input_tokens)
         else:
             for host in hosts.values():
+                host.descend(base.was.get(host.id, host.id))
                 start_fresh(host, base.fresh)
         fp("turns.before_replay")
         replayed = await asyncio.to_thread(
@@ -312,6 +313,7 @@ class TurnKeeper:
                 at=time_ns(),
                 agents=tuple(sorted(host.id for host in hosts)),
                 fresh=fresh,
+                was={host.id: host.lineage for host in hosts if host.lineage != host.id},
                 order=order,
                 ledgers=self._ledgers,
             ),

@@ -113,7 +113,7 @@ class Placements:
                     raise Violation("I36", f"{where}: {agent} was to move to {name}, and is at {hosts.get(agent)}")
         self.begun[incarnation] = Beginning(epoch, renames, dropped)
         self._given.update(dict.fromkeys(renames.values()))
-        base = int(cluster.oracles.history.started[epoch].incarnation) if epoch else before
+        base = int(cluster.oracles.history.started[epoch].incarnation) if epoch else 0
         cluster.workload.names.began(incarnation, base, renames)
         for name, found in (("renamed", renames), ("dropped", dropped)):
             if found:

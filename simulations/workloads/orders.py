@@ -70,6 +70,8 @@ class Till(Agent, kind="till"):
         self._tick = tick
         self._burst = burst
         self._switch = switch
+        self.ways: Ways | None = None
+        """Connected when its life begins."""
 
     async def on_start(self, ctx: Context) -> None:
         """Begin."""
@@ -82,7 +84,8 @@ class Till(Agent, kind="till"):
             return
         for number in range(self._burst):
             desk = self._desks[(ctx.message_id[0] + number) % len(self._desks)]
-            ctx.send(self._names.now(desk), Order(1 + ctx.message_id[1]))
+            assert self.ways is not None, "a life is connected before its turns begin"
+            ctx.send(self._names.called_in(self.ways.incarnation, desk), Order(1 + ctx.message_id[1]))
             self.made -= 1
         ctx.after(self._tick, Next())
 
@@ -189,8 +192,10 @@ class Orders(AwaitedWorkload):
 
     def _desks(self, participant: str) -> list[str]:
         """Those that its channels lead to, by their first names."""
-        reached = (participant, *self.targets.get(participant, self._homes))
-        return [f"desk/{name}" for name in reached if name in self._homes]
+        if self.options.elsewhere:
+            # Of everybody, in one order: who has got another name does the same again.
+            return [f"desk/{name}" for name in self._homes]
+        return [f"desk/{name}" for name in (participant, *self.targets[participant])]
 
     def brings(self, agent: str) -> int:
         """Nothing."""
@@ -219,8 +224,8 @@ class Orders(AwaitedWorkload):
         self._connect(agent, self._ways[life.name])
 
     def _connect(self, agent: Agent, ways: Ways) -> None:
-        if isinstance(agent, Desk):
-            agent.ways = ways
+        assert isinstance(agent, Till | Desk)
+        agent.ways = ways
 
     def raise_fence(self, incarnation: int) -> None:
         """See `Workload`."""
@@ -269,15 +274,19 @@ class Orders(AwaitedWorkload):
             life.later(self._pause_ns, self._customer, life)
 
     async def _give(self, life: ParticipantLife, home: str, token: str, desk: str, cents: int) -> None:
+        name = self.names.called_in(int(life.machine.incarnation), desk)
         taken: Taken | None
         try:
             async with asyncio.timeout(3):
-                taken = await life.give(self.names.now(desk), Order(cents, token), token)
+                taken = await life.give(name, Order(cents, token), token)
         except (SnapshotError, TimeoutError) as error:
             # Its desk has another name by now: somebody has it.
             has_it = isinstance(error, Refused) and error.code == "token-conflict"
-            taken = Taken(MessageId(b""), 0, duplicate=True) if has_it and self.names.now(desk) != desk else None
-        if taken is not None:
+            taken = Taken(MessageId(b""), 0, duplicate=True) if has_it and name != desk else None
+        if name != self.names.called_in(int(life.machine.incarnation), desk):
+            # Given for a name that was its desk's before a rollback, and maybe taken afterwards: that is nobody's.
+            self.waiting[home] = [each for each in self.waiting[home] if each[0] != token]
+        elif taken is not None:
             probe = life.cluster.probes.hit
             if taken.duplicate:
                 probe("input.duplicate")

@@ -152,7 +152,7 @@ async def test_what_was_on_its_way_at_the_cut_and_had_come_by_another_way_comes_
             name, version, body = one._registry.encode(Pay(cents))
             identity = token_message_id(token_hash("test", token))
             envelope = Envelope(identity, OUTSIDE, AgentId("till/b"), name, version, body)
-            one._input_enters((envelope, encode_envelope(envelope)))
+            one._input_enters((envelope, encode_envelope(envelope)), 1)
         epoch = await cluster.epoch()
         assert [each.cents for each in epoch.in_flight()] == [5, 6]
         await cluster.idle()

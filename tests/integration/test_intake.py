@@ -28,6 +28,7 @@ class Desk:
     def __init__(self, root, **settings) -> None:
         self.entered: list[bytes] = []
         self.ids: list[bytes] = []
+        self.taken_in: list[int] = []
         self.failures: list[Exception] = []
         self.had: dict[bytes, bytes] = {}
         self.intake = Intake(
@@ -40,9 +41,10 @@ class Desk:
             **settings,
         )
 
-    def _enter(self, delivery) -> None:
+    def _enter(self, delivery, taken_in) -> None:
         self.entered.append(msgspec.msgpack.decode(delivery[0].body))
         self.ids.append(delivery[0].id)
+        self.taken_in.append(taken_in)
 
     async def __aenter__(self) -> Self:
         await self.intake.open()
@@ -560,7 +562,7 @@ async def test_another_cluster_s_log_is_refused(tmp_path):
         LocalFolder(tmp_path, "p1"),
         cluster="another",
         participant="p1",
-        enters=lambda _: None,
+        enters=lambda *_: None,
         had=lambda _: None,
         failed=lambda _: None,
     )

@@ -65,7 +65,7 @@ class World:
         self.intake: Intake | None = None
         self.failed = False
 
-    def _enter(self, delivery) -> None:
+    def _enter(self, delivery, _taken_in) -> None:
         number = msgspec.msgpack.decode(delivery[0].body)
         self.state.append(number)
         known = self.ids.setdefault(number, delivery[0].id)
