@@ -105,3 +105,44 @@ async def test_the_old_name_may_be_another_agent_s_that_the_epoch_does_not_hold(
         assert [what.was for what in cluster["account/b"].told] == ["account/a"]
         assert cluster["account/a"].balance == Account("a").balance
         assert not cluster["account/a"].told
+
+
+async def test_back_at_the_start_work_is_told_by_the_first_name() -> None:
+    """It does all of its work again, and none of its effects."""
+    Buyer.tokens.clear()
+    async with Cluster([Customer("c")], [Buyer("old")]) as cluster:
+        await cluster.send("customer/c", Order(5))
+        await cluster.idle()
+        assert len(Buyer.tokens) == 1
+        first, second = sorted(cluster.participants)
+        placement = {first: ["customer/c"], second: ["buyer/new"]}
+        await cluster.restore(None, placement=placement, renames={"buyer/old": "buyer/new"})
+        await cluster.idle()
+        assert cluster["buyer/new"].charged == 0
+        hosts = cluster.participants[second]._hosts
+        assert [host.lineage for host in hosts] == ["buyer/old"]
+
+
+async def test_input_that_comes_again_is_for_whom_it_was_meant_by_a_name_that_others_have_since(tmp_path) -> None:
+    """Two exchange their names. What came before that is for the other name now, and what came since is not."""
+    Buyer.tokens.clear()
+    async with Cluster([Buyer("a"), Buyer("b")], local=str(tmp_path)) as cluster:
+        epoch = await cluster.epoch()
+        await cluster.send("buyer/a", Order(1), token="one")
+        await cluster.idle()
+        placement = {"p1": ["buyer/a", "buyer/b"]}
+        swap = {"buyer/a": "buyer/b", "buyer/b": "buyer/a"}
+        await cluster.restore(epoch, placement=placement, renames=swap)
+        await cluster.idle()
+        assert (cluster["buyer/a"].charged, cluster["buyer/b"].charged) == (0, 1)
+        await cluster.send("buyer/a", Order(2), token="two")
+        await cluster.idle()
+        # A second rollback that goes on with the names that everybody has.
+        await cluster.restore(epoch, placement=placement, renames=swap)
+        await cluster.idle()
+        assert (cluster["buyer/a"].charged, cluster["buyer/b"].charged) == (2, 1)
+        assert len(Buyer.tokens) == 2
+        await cluster.restore(None, placement=placement)
+        await cluster.idle()
+        assert (cluster["buyer/a"].charged, cluster["buyer/b"].charged) == (1, 2)
+        assert len(Buyer.tokens) == 2, "the same agents, by their first names"

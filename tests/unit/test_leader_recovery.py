@@ -770,6 +770,41 @@ def test_names_of_a_swap_are_swapped_once_however_far_the_next_rollback_goes(dam
     assert (world.ledger.rollback.epoch, world.ledger.rollback.renames) == expected
 
 
+def test_before_the_first_epoch_a_name_that_was_given_is_kept_too():
+    world = cluster("a", "b", policy=RECOVERING)
+    world.kill_participant("b")
+    world.revive("b", agents=("worker/z",))
+    world.run(2)
+    world.restore(0, renames=(("worker/b", "worker/z"),))
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.kill_participant("a")
+    world.revive("a")
+    world.run(until=recovered(world, 3))
+    record = world.ledger.rollback
+    assert (record.epoch, record.automatic, record.renames) == (0, True, (("worker/b", "worker/z"),))
+
+
+def test_back_at_the_start_an_operator_s_names_come_on_top_of_those_that_were_given():
+    world = with_epoch("a", "b")
+    world.kill_participant("b")
+    world.revive("b", agents=("worker/y",))
+    world.run(2)
+    world.restore(1, renames=(("worker/b", "worker/y"),))
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.kill_participant("b")
+    world.revive("b", agents=("worker/z",))
+    world.run(2)
+    world.restore(0, renames=(("worker/y", "worker/z"),))
+    world.run(until=recovered(world, 3))
+    record = world.ledger.rollback
+    assert (record.epoch, record.renames) == (0, (("worker/b", "worker/z"),))
+    order = world.participants["a"].restore_orders[-1]
+    assert order.ancestry.first_name("worker/z") == "worker/b"
+    assert order.ancestry.called("worker/y", 2) == "worker/z"
+
+
 def test_going_further_back_than_a_rename_keeps_the_name_and_what_was_given_up():
     world = with_epoch("a", "b", "c")
     world.kill_participant("b")

@@ -499,7 +499,12 @@ def test_names_and_losses_follow_all_rollbacks_since_an_epoch():
     commit(log, 3, THIRD, OTHER)
     assert roll_back(log, epoch=3, renames=(("w/c", "w/z"),))["ok"]
     assert log.ledger.names_since(1, ("w/a", "w/b", "w/c")) == {"w/a": "w/n", "w/b": "w/m", "w/c": "w/z"}
-    assert log.ledger.names_since(2, ("w/m", "w/n", "w/x")) == {"w/m": "w/n", "w/n": "w/m"}
+    assert log.ledger.names_since(2, ("w/m", "w/n", "w/x")) == {"w/m": "w/n", "w/n": "w/m", "w/c": "w/z"}
+    assert log.ledger.names_since(0, ()) == {"w/a": "w/n", "w/b": "w/m", "w/c": "w/z"}
+    named = log.ledger.ancestry.named
+    assert [(each.incarnation, each.base) for each in named] == [(2, 1), (3, 2), (4, 3)]
+    assert log.ledger.ancestry.called("w/a", 1) == "w/n"
+    assert log.ledger.ancestry.first_name("w/n") == "w/a"
     assert log.ledger.given_up_since(1) == log.ledger.given_up_since(2) == {"w/z"}
     assert log.ledger.given_up_since(3) == frozenset()
 
@@ -580,3 +585,13 @@ def move(log, agent, to):
 def begin(log, *names):
     fence(log)
     restored(log, *names)
+
+
+def test_names_are_told_from_the_last_time_that_everybody_was_back_at_the_start():
+    log = recovering("a", "b")
+    assert roll_back(log, renames=(("w/a", "w/m"),))["ok"]
+    begin(log, "a", "b")
+    assert roll_back(log, epoch=0, renames=(("w/a", "w/n"),))["ok"]
+    assert log.ledger.names_since(0, ()) == {"w/a": "w/n"}
+    assert log.ledger.ancestry.called("w/m", 2) == "w/n"
+    assert log.ledger.ancestry.first_name("w/n") == "w/a"
