@@ -657,6 +657,36 @@ MUTANTS: Final[dict[str, Mutant]] = {
         blind=False,
         recovery=True,
     ),
+    "input-of-two-hosts": Mutant(
+        what="input that an agent has had by another way is delivered again",
+        patch=at_elsewhere.input_of_two_hosts,
+        **_OUTSIDE,
+        elsewhere=True,
+    ),
+    "input-had-forgotten": Mutant(
+        what="which input its agents have had is no part of a cut",
+        patch=at_elsewhere.input_had_forgotten,
+        **_OUTSIDE,
+        elsewhere=True,
+    ),
+    "input-stays-away": Mutant(
+        what="who comes back after others took its agents does not replay what it had acknowledged",
+        patch=at_elsewhere.input_stays_away,
+        **_OUTSIDE,
+        elsewhere=True,
+    ),
+    "renamed-anew": Mutant(
+        what="an agent that begins again does its work under the name that it has by now",
+        patch=at_elsewhere.renamed_anew,
+        **_OUTSIDE,
+        elsewhere=True,
+    ),
+    "input-misnamed": Mutant(
+        what="input that comes again goes to whoever has its agent's name by now",
+        patch=at_elsewhere.input_misnamed,
+        **_OUTSIDE,
+        elsewhere=True,
+    ),
     "two-hosts": Mutant(
         what="an agent that goes to another host stays where it was, too",
         patch=at_elsewhere.two_hosts,
@@ -760,11 +790,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
     "input-replayed-whole": Mutant(
         what="after a rollback all of the input log comes again",
         patch=at_outside.input_replayed_whole,
-        **_OUTSIDE,
-    ),
-    "input-tokens-forgotten": Mutant(
-        what="tokens of inputs do not outlive the process",
-        patch=at_outside.input_tokens_forgotten,
         **_OUTSIDE,
     ),
     "word-overrides": Mutant(

@@ -97,3 +97,45 @@ def behind_its_sender(patcher: Patcher) -> None:
 def policy_ignored(patcher: Patcher) -> None:
     """Nothing is patched: the simulated coordinator's policy goes further back by itself, although the operator refused that."""
     del patcher
+
+
+def input_of_two_hosts(patcher: Patcher) -> None:
+    """Input that an agent has had by another way is delivered again."""
+    from participant.inputs import HadInputs
+
+    def make(add: Any) -> Any:  # noqa: ANN401 - the patched method
+        def credulous(self: Any, message: Any) -> bool:  # noqa: ANN401 - as the method
+            add(self, message)
+            return True
+
+        return credulous
+
+    patcher.method(HadInputs, "add", make)
+
+
+def input_had_forgotten(patcher: Patcher) -> None:
+    """Which input its agents have had is no part of a cut."""
+    from participant.inputs import HadInputs
+
+    patcher.method(HadInputs, "blocks", lambda _: lambda _self: ())
+
+
+def input_stays_away(patcher: Patcher) -> None:
+    """Who comes back after others took its agents does not replay what it had acknowledged."""
+    from participant.inputs import InputIndex
+
+    patcher.method(InputIndex, "position_since", lambda _: lambda _self, _ancestry, end: end)
+
+
+def renamed_anew(patcher: Patcher) -> None:
+    """An agent that begins again does its work under the name that it has by now."""
+    from protocol.ancestry import Ancestry
+
+    patcher.method(Ancestry, "first_name", lambda _: lambda _self, agent: agent)
+
+
+def input_misnamed(patcher: Patcher) -> None:
+    """Input that comes again goes to whoever has its agent's name by now."""
+    from protocol.ancestry import Ancestry
+
+    patcher.method(Ancestry, "called", lambda _: lambda _self, agent, _incarnation: agent)

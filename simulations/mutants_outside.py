@@ -208,20 +208,6 @@ def input_replayed_whole(patcher: Patcher) -> None:
     patcher.method(Intake, "_replay", make)
 
 
-def input_tokens_forgotten(patcher: Patcher) -> None:
-    """Tokens of inputs do not outlive the process."""
-    from participant.runtime.intake import Intake
-
-    def make(recover: Any) -> Any:  # noqa: ANN401 - the patched method
-        def forgetful(self: Any) -> None:  # noqa: ANN401 - as the method
-            recover(self)
-            self._index._tokens.clear()  # noqa: SLF001 - the bug
-
-        return forgetful
-
-    patcher.method(Intake, "_recover", make)
-
-
 def owner_unchecked(patcher: Patcher) -> None:
     """Whoever writes a log does not look whether the folder is still its own."""
     from participant.runtime.durable_log import DurableLog

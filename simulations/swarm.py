@@ -444,6 +444,8 @@ def draw_run(
         fit_workload(options)
         if workload not in ELSEWHERE_WORKLOADS:
             options.elsewhere, options.takeover_ns, options.spares = False, 0, 0
+        elif recovers and elsewhere and not options.elsewhere:
+            _draw_elsewhere(options, stream(seed, "elsewhere"), elsewhere)
     if turns:
         for_turns(options)
     slow_down(options)  # what was drawn anew since may say more
