@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import nullcontext
 
 import pytest
@@ -57,6 +58,16 @@ def test_a_seed_in_which_agents_go_elsewhere_finds_nothing(seed):
     assert carried_out(draw_run(seed, recovery=True, elsewhere=True))
 
 
+def test_orders_that_customers_give_again_anywhere_are_charged_once_wherever_their_desks_go():
+    seen = Counter()
+    for seed in (3_000_014, 3_000_021, 3_000_028, 3_000_030, 3_000_031, 3_000_033):
+        what = draw_run(seed, runtimes=True, recovery=True, workload="orders", elsewhere=True)
+        assert what.options.elsewhere
+        seen.update(carried_out(what))
+    wanted = ("input.in_two_logs", "input.known_here", "input.duplicate", "restore.elsewhere", "restore.renamed")
+    assert [name for name in wanted if not seen[name]] == []
+
+
 def test_agents_of_those_that_never_come_back_are_taken_by_the_others():
     probes = carried_out(world(3, fault("gone", 3.0, "p2")))
     assert probes["restore.elsewhere"]
@@ -106,7 +117,7 @@ def test_a_damaged_newest_epoch_is_passed_over_only_when_an_operator_names_an_ol
 
 
 def test_a_fork_runs_beside_and_reaches_nothing_outside():
-    what = draw_run(9, recovery=True, runtimes=True, workload="orders")
+    what = draw_run(9, recovery=True, runtimes=True, workload="orders", elsewhere=False)
     what.options.interval_ns, what.options.faults_ns = 400 * MS, 4 * SECOND
     what.faults = [fault("fork", 3.5)]
     assert carried_out(what)["fork.run"] == 1

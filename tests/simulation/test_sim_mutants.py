@@ -92,8 +92,10 @@ FIRST = {
     "given-up-unasked": 16,
     "policy-ignored": 60,
     "word-overrides": 16,
-    "fork-charges": 8,
-    "fork-delivers": 8,
+    "fork-charges": 12,
+    "fork-delivers": 12,
+    "outputs-forgotten": 21,
+    "input-replayed-whole": 21,
     "log-without-sync": 1,  # before it a participant finds the hole itself and does not start
     "sent-unlogged": 1,  # before it all go back so often that the next rollback waits
 }
