@@ -107,7 +107,8 @@ class Capturer:
             unrouted: Encoded envelopes to agents that nobody hosts.
             now: Driver time, nanoseconds; timers are saved relative to it.
             input_position: Newest entry of the participant's input log that has been taken in.
-            input_tokens: Its tokens, in encoded blocks; those that did not change are the same bytes as in the epoch before.
+            input_tokens: Input with tokens that its agents have had, in encoded blocks; those that did not change are the same bytes
+                as in the epoch before.
         """
         if epoch in self._frozen:
             raise LocalProtocolError(f"epoch {epoch} was frozen before")

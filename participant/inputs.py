@@ -392,7 +392,7 @@ class HadInputs:
         """By their messages' ids, oldest first."""
         self._full: list[bytes] = []
         self._last: list[TokenPair] = []
-        for hashed, digest in pairs:
+        for hashed, digest in list(pairs)[-TOKENS_PER_BLOCK * (TOKEN_BLOCKS_MAX + 1) :]:
             self._put(token_message_id(hashed), digest)
 
     def __len__(self) -> int:

@@ -117,7 +117,7 @@ def _of_messages(found: list[_Saved], name: str) -> list[_Saved]:
 
 
 def decode_tokens(data: bytes, name: str) -> list[tuple[bytes, bytes]]:
-    """Hashes of tokens of outside input, each with the digest of what was asked for."""
+    """Ids of messages of outside input (older builds: hashes of its tokens), each with the digest of what was asked for."""
     return _decode(_tokens, data, name)
 
 

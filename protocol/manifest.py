@@ -153,8 +153,9 @@ class LocalSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Of the participant's input log: everything up to it had been taken in before the cut, nothing behind it. Unset (which
     is false): nothing had been; then it takes no bytes."""
     input_tokens: tuple[ChunkRef, ...] | msgspec.UnsetType = msgspec.UNSET
-    """Each chunk is one msgpack array of ``[hash, digest]``: tokens of outside input whose effects are in this cut, the newest of
-    them, oldest first. Whoever takes an agent over from here knows by them what has been taken. Unset: none."""
+    """Each chunk is one msgpack array of ``[id, digest]``: messages of outside input with tokens that agents here had had at the cut,
+    whichever participant took them, and what was asked for; the newest of them, oldest first. Whoever has an agent from here knows by
+    them what is not to be delivered again. Older builds: hashes of the tokens of all that had been taken here. Unset: none."""
     ledger: LedgerName | msgspec.UnsetType = msgspec.UNSET
     """The effect ledger that was at hand (`participant.effects.reach`): what the agents here have done since their own `ledgers`
     is in it, and so is what they did after the cut. Unset: it is not known which one that was."""

@@ -184,7 +184,7 @@ class EpochReader:
         return decode_mailbox(self._join(self.snapshot(participant).unrouted), f"unrouted messages of {participant}")
 
     def input_tokens(self, participant: str) -> list[tuple[bytes, bytes]]:
-        """Hash and digest of the tokens of outside input that a participant had taken in."""
+        """Outside input with tokens that a participant's agents had had: id of its message, and digest of what was asked for."""
         name = f"input tokens of {participant}"
         found: list[tuple[bytes, bytes]] = []
         for ref in self.snapshot(participant).input_tokens or ():
