@@ -138,8 +138,10 @@ class Intake:
         """Nothing enters: it is not known yet what comes before."""
         self._entering = False
         """Between `hold` and the end of what follows it."""
+        self._writable = asyncio.Event()
+        """The log is ours, in this incarnation: records can be written."""
         self._open = asyncio.Event()
-        """Records can be written."""
+        """And new input is taken: all that came before has entered."""
         self._ticket = 0
         self.position = 0
         """Of the newest input that the machine has."""
@@ -199,6 +201,7 @@ class Intake:
         """Let nothing enter until `restore`: the agents halt, what enters now would be of neither incarnation."""
         self._held = True
         self._entering = False
+        self._writable.clear()
         self._open.clear()
         self._ticket += 1
 
@@ -319,6 +322,7 @@ class Intake:
             self._index.apply(number, record)
             await self._group.wait_durable(number)
             self._demand(ticket)
+        self._writable.set()
         count = await self._replay(ticket)
         self._let_go(ticket)
         return count
@@ -378,6 +382,7 @@ class Intake:
         """No more is taken, and nothing enters: the participant ends."""
         self._closed = True
         self._held = True
+        self._writable.set()
         self._open.set()
 
     async def close(self) -> None:
@@ -487,7 +492,7 @@ class Intake:
             StoreError: It cannot be written.
             FencedError: A later life of this participant has the folder.
         """
-        await self._open.wait()
+        await self._writable.wait()
         position = self._cuts.get(epoch)
         if position is None or self._closed:
             raise RecoveryError(f"epoch {epoch} is over")

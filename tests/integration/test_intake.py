@@ -501,6 +501,31 @@ async def test_who_begins_anew_replays_nothing_of_a_membership_that_counts(tmp_p
         assert later.entered == []
 
 
+async def test_the_cut_of_an_epoch_is_noted_while_input_still_comes_again(tmp_path):
+    """Else nothing commits for as long as it takes: there may be a million of it."""
+    async with await joined(tmp_path) as desk:
+        await desk.add("a")
+    async with Desk(tmp_path) as again:
+        comes, replay = asyncio.Event(), again.intake._replay
+
+        async def held(ticket: int) -> int:
+            await comes.wait()
+            return await replay(ticket)
+
+        again.intake._replay = held
+        ticket = again.intake.hold(epoch=0, position=0)
+        restoring = asyncio.ensure_future(again.intake.restore(Life(2, 2), ticket))
+        again.intake.cut(1)
+        await asyncio.wait_for(again.intake.noted(1), 20)
+        assert again.entered == []
+        comes.set()
+        assert await restoring == 1
+    async with Desk(tmp_path) as later:
+        ticket = later.intake.hold(epoch=None, ancestry=Ancestry(incarnation=3, through=((2, 1),)))
+        assert await later.intake.restore(Life(3, 3), ticket, newest_epoch=1) == 1
+        assert later.entered == ["a"], "behind that cut"
+
+
 async def test_the_cut_of_an_epoch_is_noted_only_as_long_as_it_is_open(tmp_path):
     async with await joined(tmp_path) as desk:
         await desk.add("a")
