@@ -46,7 +46,7 @@ class Restores:
         self._life = life
         self._known: dict[str, AgentHost] = {host.id: host for host in life.hosts}
         self._beginnings = dict.fromkeys(self._known, Beginning(life.hosts, life.cut_clock))
-        self._fresh = 0
+        self._member: Member | None = None
         self._order: Restore | None = None
         """That is being carried out."""
 
@@ -77,15 +77,15 @@ class Restores:
         """Load the order's epoch."""
         life = self._life
         self._order = order
-        self._fresh = next((member.fresh for member in order.members if member.id == life.name), 0)
+        self._member = next((member for member in order.members if member.id == life.name), None)
         life.later(life.cluster.store.delay(), self._load, order, life.now)
 
     def start(self, member: Member) -> None:
         """The agents placed here begin, fresh; for a life that joins."""
-        self._fresh = member.fresh
+        self._member = member
         self._be_here([self._known[agent] for agent in member.agents])
         for host in self._life.hosts:
-            host.start_fresh(self._life.cluster.name, self._fresh)
+            host.start_fresh(self._life.cluster.name, member.fresh_as(host.id))
 
     def _load(self, order: Restore, began: int) -> None:
         life = self._life
@@ -161,7 +161,8 @@ class Restores:
 
     def _begin_again(self, host: AgentHost, now: int) -> None:
         self._beginnings[host.id].load(host, now=now, allowed=None)
-        host.start_fresh(self._life.cluster.name, self._fresh)
+        number = 0 if self._member is None else self._member.fresh_as(host.id)
+        host.start_fresh(self._life.cluster.name, number)
 
     def _be_here(self, hosts: list[AgentHost]) -> None:
         self._life.hosts[:] = hosts

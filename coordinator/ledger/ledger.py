@@ -131,8 +131,6 @@ from protocol.limits import (
 from protocol.streams import line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from protocol.messages import Member
     from protocol.streams import Resumption
 
@@ -546,7 +544,7 @@ class Ledger(RollbackRules, SavepointRules):
                 state=JOINING,
                 registered_at=command.at,
                 before="" if known is None else known.cause,
-                fresh=self._fresh_after(known, state.session, command.agents),
+                fresh=self._fresh_after(known, state.session),
                 ended=None if known is None or not self._goes_back(known) else known.ended,
             )
             if goes_on is not None:
@@ -556,6 +554,10 @@ class Ledger(RollbackRules, SavepointRules):
                 record.line, record.streams = goes_on.line, goes_on.streams
                 record.resumed_from = goes_on.session
                 record.fresh = known.fresh
+            if known is not None and record.fresh == known.fresh:
+                record.fresh_of = dict(known.fresh_of)
+            elif known is None:
+                record.name_fresh(self._ever_over().intersection(command.agents), state.session)
             state.participants[record.id] = record
             self._by_session[record.session] = record.id
             self._live_count += 1
@@ -601,10 +603,10 @@ class Ledger(RollbackRules, SavepointRules):
         member = next((each for each in self.state.topology.members if each.id == known.id), None)
         return resumption if member is not None and line_of(member) == resumption.line else None
 
-    def _fresh_after(self, known: ParticipantRecord | None, session: int, agents: Iterable[str]) -> int:
+    def _fresh_after(self, known: ParticipantRecord | None, session: int) -> int:
         """What fresh agents of a new session are named after; `known` is its participant's record before."""
         if known is None:
-            return 0 if self._ever_over().isdisjoint(agents) else session
+            return 0
         comes_back = known.state == LOST and self.policy.recovery != "off"
         # Of a lost member, the rollback that comes first says what of its agents is over.
         is_over = known.ended is not None and not self._goes_back(known)
@@ -714,7 +716,7 @@ class Ledger(RollbackRules, SavepointRules):
         for member in self.lost_members():
             record = self.state.participants.get(member.id)
             if record is not None and record.state == JOINING and record.fresh != record.session:
-                record.fresh = record.session
+                record.begin_as_new(record.session)
                 self._forget_derived()
 
     # --- epochs -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ came from a snapshot: iterate them sorted.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -14,6 +14,9 @@ from coordinator.ledger.commands import WaitingNote
 from coordinator.policy import PolicySettings
 from protocol.messages import Member
 from protocol.streams import StreamEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LEDGER_FORMAT: Final = 1
 SAVEPOINTS_FORMAT: Final = 2
@@ -70,6 +73,8 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
     """Why it was lost."""
     fresh: int = 0
     """See `protocol.messages.Member.fresh`."""
+    fresh_of: dict[str, int] = {}
+    """See `protocol.messages.Member.fresh_of`."""
     ended: int | None = None
     """Newest epoch started when an agent of its program left in order with another host, in this incarnation; None: none has."""
     before: str = ""
@@ -88,6 +93,20 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
         """The session holds its id and agents."""
         return self.state in LIVE
 
+    def fresh_as(self, agent: str) -> int:
+        """What the first message of one of its agents is named after."""
+        return self.fresh_of.get(agent, self.fresh)
+
+    def name_fresh(self, agents: Iterable[str], number: int) -> None:
+        """First messages of these are named after this number."""
+        fresh_of = {**self.fresh_of, **dict.fromkeys(agents, number)}
+        self.fresh_of = {agent: each for agent, each in sorted(fresh_of.items()) if each != self.fresh}
+
+    def begin_as_new(self, number: int) -> None:
+        """First messages of all that its program declares are named after this number."""
+        others = {agent: self.fresh_as(agent) for agent in self.adopted if agent not in self.declared}
+        self.fresh, self.fresh_of = number, {agent: each for agent, each in others.items() if each != number}
+
     def member(self) -> Member:
         """As a member of a topology."""
         return Member(
@@ -97,6 +116,9 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
             agents=self.agents,
             targets=self.targets,
             fresh=self.fresh,
+            fresh_of={agent: self.fresh_of[agent] for agent in self.agents if agent in self.fresh_of}
+            if self.fresh_of
+            else {},
             line=self.line,
             streams=self.streams,
         )

@@ -312,27 +312,33 @@ class RollbackRules:
                 if agent in declared_by:
                     declared_by[agent].append(participant)
         leave: dict[str, set[str]] = {}
+        fresh: dict[str, dict[int, list[str]]] = {}
         come: dict[str, set[str]] = {}
         for agent, name in sorted(self.state.adoptions.items()):
             if agent in gone:
                 continue
             record = self.state.participants[name]
             host = self._hosts.get(agent)
+            before = declared_by[agent]
             if host is not None and host != name:
                 leave.setdefault(host, set()).add(agent)
+                before = [*before, self.state.participants[host]]
             # Should no epoch hold it, it begins anew here as it would have there, and not as one that was before.
-            record.fresh = max([record.fresh, *(each.fresh for each in declared_by[agent])])
+            number = max((each.fresh_as(agent) for each in before), default=record.fresh_as(agent))
+            fresh.setdefault(name, {}).setdefault(number, []).append(agent)
             come.setdefault(name, set()).add(agent)
             self._hosts[agent] = name
         # Host by host: a host may have twenty thousand agents, and all of them move when it is gone.
         for host, agents in leave.items():
-            before = self.state.participants[host]
-            before.agents = tuple(each for each in before.agents if each not in agents)
-            before.adopted = tuple(each for each in before.adopted if each not in agents)
+            left = self.state.participants[host]
+            left.agents = tuple(each for each in left.agents if each not in agents)
+            left.adopted = tuple(each for each in left.adopted if each not in agents)
         for name, agents in come.items():
             record = self.state.participants[name]
             record.adopted = tuple(sorted(agents.union(record.adopted)))
             record.agents = tuple(sorted(agents.union(record.agents)))
+            for number, named in fresh[name].items():
+                record.name_fresh(named, number)
         self.state.adoptions = {}
 
     def _note_over(self, command: RollbackCommand) -> None:
@@ -346,20 +352,21 @@ class RollbackRules:
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
             # Whoever took over an agent of a name that two have exchanged may begin the one of them that the epoch does not hold yet.
-            if not over.isdisjoint((*participant.declared, *participant.adopted)):
-                self._begin_as_new(participant)
+            agents = over.intersection((*participant.declared, *participant.adopted))
+            if agents:
+                participant.name_fresh(agents, self._new_number())
 
     def _note_ended(self, epoch: int) -> None:
         """The same of agents that have left in order with a host that had taken them, unless going back to this epoch undoes that."""
         for name in sorted(self.state.participants):
             participant = self.state.participants[name]
             if participant.ended is not None and participant.ended < epoch:
-                self._begin_as_new(participant)
+                participant.begin_as_new(self._new_number())
             participant.ended = None
 
-    def _begin_as_new(self, participant: ParticipantRecord) -> None:
+    def _new_number(self) -> int:
         self.state.session += 1  # a number that no session has
-        participant.fresh = self.state.session
+        return self.state.session
 
     def _drop_adoptions(self, participant: str, agents: tuple[str, ...]) -> None:
         """A host of agents has come or gone: what was to be adopted by it, or from nobody, is decided anew."""

@@ -1195,7 +1195,9 @@ class Participant:
             turns.start_over(self._hosts, incarnation=incarnation, session=session, order=self._restored_order)
             self._tasks.spawn(self._tell_released(self._restored_epoch), name="what was released beyond the epoch")
         else:
-            turns.start_over(self._hosts, incarnation=incarnation, session=session, fresh=member.fresh)
+            turns.start_over(
+                self._hosts, incarnation=incarnation, session=session, fresh=member.fresh, fresh_of=member.fresh_of
+            )
 
     def _let_input_in(self, intake: Intake, *, restored: bool) -> None:
         """What came after the epoch's cut enters again, then what is new; a cut may be taken before either has begun."""

@@ -145,7 +145,8 @@ class Restorer:
             covers=covers,
         )
         self._loading: asyncio.Task[None] | None = None
-        self._fresh = 0
+        self._member: Member | None = None
+        """This one, where agents begin."""
         self.input_position: int | None = None
         """What the epoch that was loaded last says of this participant's input log."""
         self.input_tokens: Sequence[TokenPair] = ()
@@ -225,17 +226,17 @@ class Restorer:
             member: This one.
             ancestry: Of the incarnation.
         """
-        self._fresh = member.fresh
+        self._member = member
         self._began_here = True
         wanted = frozenset(member.agents)
         self._be_here([host for host in self._hosts if host.id in wanted])
         for host in self._hosts:
             host.descend(host.id if ancestry is None else ancestry.first_name(host.id))
-            host.start_fresh(self._cluster, self._fresh)
+            host.start_fresh(self._cluster, member.fresh_as(host.id))
 
     async def _load(self, order: Restore) -> Loaded:
         """The agents that an order places here; those that its epoch does not hold begin as the order says."""
-        self._fresh = next((member.fresh for member in order.members if member.id == self._participant), 0)
+        self._member = next((member for member in order.members if member.id == self._participant), None)
         return await self._loader.load(order)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -325,7 +326,7 @@ class Restorer:
         """An agent that the epoch does not hold: as its ``__init__`` made it."""
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         self._beginnings[host.id].load(host, now=now, allowed=allowed)
-        host.start_fresh(self._cluster, self._fresh)
+        host.start_fresh(self._cluster, 0 if self._member is None else self._member.fresh_as(host.id))
         begun = unnamed("" if host.id in self._taken else self._participant, 0)
         if not self._covers(begun):
             host.has_done((begun,))

@@ -37,6 +37,8 @@ class TurnBase(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     agents: tuple[str, ...]
     fresh: int = 0
     """With neither order nor snapshot: what the agents' first messages are named after."""
+    fresh_of: dict[str, int] = {}
+    """Agents of which that is another number."""
     was: dict[str, str] = {}
     """With neither order nor snapshot: agents that had another name when they began for the first time -> that one."""
     order: Restore | None = None

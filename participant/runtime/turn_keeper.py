@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import time_ns
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
@@ -235,7 +236,7 @@ class TurnKeeper:
         else:
             for host in hosts.values():
                 host.descend(base.was.get(host.id, host.id))
-                start_fresh(host, base.fresh)
+                start_fresh(host, base.fresh_of.get(host.id, base.fresh))
         fp("turns.before_replay")
         replayed = await asyncio.to_thread(
             self._logger.recover,
@@ -293,6 +294,7 @@ class TurnKeeper:
         incarnation: int,
         session: int,
         fresh: int = 0,
+        fresh_of: Mapping[str, int] = MappingProxyType({}),
         order: Restore | None = None,
     ) -> None:
         """With agents that begin, or come back from an epoch: what is in the log has not happened, or is over."""
@@ -313,6 +315,7 @@ class TurnKeeper:
                 at=time_ns(),
                 agents=tuple(sorted(host.id for host in hosts)),
                 fresh=fresh,
+                fresh_of=dict(fresh_of),
                 was={host.id: host.lineage for host in hosts if host.lineage != host.id},
                 order=order,
                 ledgers=self._ledgers,

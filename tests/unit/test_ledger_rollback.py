@@ -316,19 +316,19 @@ def test_an_agent_that_was_given_up_or_renamed_and_begins_anew_is_not_the_one_th
     lose(log, "b")
     assert roll_back(log, **over)["ok"]
     assert log.register(who, agents=("w/b",), boot="boot-2")["ok"]
-    first = log.ledger.state.participants[who].fresh
+    first = log.ledger.state.participants[who].fresh_as("w/b")
     assert first != 0
     assert all(record.session != first for record in log.ledger.participants() if record.id != who)
     # Lost again, it is the same one: what it did is done again under the same names.
     lose(log, who)
     assert log.register(who, agents=("w/b",), boot="boot-3")["ok"]
-    assert log.ledger.state.participants[who].fresh == first
+    assert log.ledger.state.participants[who].fresh_as("w/b") == first
     begin(log, "a", "c")
     assert log.topology()["ok"]
     lose(log, who)
     assert roll_back(log, **over)["ok"]
     assert log.register(who, agents=("w/b",), boot="boot-4")["ok"]
-    assert log.ledger.state.participants[who].fresh == first
+    assert log.ledger.state.participants[who].fresh_as("w/b") == first
 
 
 def test_names_that_are_only_exchanged_are_nobody_s_second_life():
@@ -351,7 +351,10 @@ def test_one_of_two_that_have_exchanged_names_begins_anew_as_a_new_one(taken):
     assert roll_back(log, renames=(("w/b", "w/a"),))["ok"]
     member = next(each for each in log.ledger.state.topology.members if "w/b" in each.agents)
     assert member.id == ("a" if taken else "b")
-    assert member.fresh != 0
+    assert member.fresh_as("w/b") != 0
+    assert [member.fresh_as(each) for each in member.agents if each != "w/b"] == [0] * taken, (
+        "the other goes on as it was"
+    )
     assert roll_back(log, renames=(("w/b", "w/a"),))["ok"]
     assert member in log.ledger.state.topology.members, "undone, it is the same one again"
 
@@ -369,7 +372,29 @@ def test_an_agent_that_moves_and_begins_anew_does_so_as_it_would_have_where_it_w
     assert log.do(AdoptCommand, session=session, agents=("w/b",), move=True)["ok"]
     assert roll_back(log)["ok"]
     members = {member.id: member for member in log.ledger.state.topology.members}
-    assert (members["a"].agents, members["a"].fresh) == (("w/a", "w/b"), before)
+    assert members["a"].agents == ("w/a", "w/b")
+    assert (members["a"].fresh_as("w/a"), members["a"].fresh_as("w/b")) == (0, before), "what a had goes on as it was"
+
+
+def test_one_agent_of_a_host_that_begins_anew_leaves_the_others_their_names():
+    """Back at the very start they do again what they did, and no effect of it comes a second time."""
+    log = recovering("a")
+    assert log.register("b", agents=("w/b", "w/c"), boot="boot-1")["ok"]
+    assert log.topology()["ok"]
+    commit(log, 2, OTHER, MANIFEST)
+    assert roll_back(log, epoch=2, dropped=("w/b",))["ok"]
+    begin(log, "a", "b")
+    assert roll_back(log, epoch=0)["ok"]
+    record = log.ledger.state.participants["b"]
+    assert record.fresh_as("w/b") != 0
+    assert record.fresh_as("w/c") == 0
+    # Moved, each takes its own number along.
+    begin(log, "a", "b")
+    session = log.ledger.state.participants["a"].session
+    assert log.do(AdoptCommand, session=session, agents=("w/b", "w/c"), move=True)["ok"]
+    assert roll_back(log, epoch=0)["ok"]
+    members = {member.id: member for member in log.ledger.state.topology.members}
+    assert [members["a"].fresh_as(each) for each in ("w/a", "w/b", "w/c")] == [0, record.fresh_as("w/b"), 0]
 
 
 def test_agent_of_a_live_host_is_adopted_only_when_it_is_to_move():
