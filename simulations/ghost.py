@@ -241,13 +241,19 @@ class GhostLife:
             raise Violation("I19", f"{self.name} passes over input {message.id.hex()}, which no agent here has had")
         if stream is None:
             return
-        at = stream.delivered
+        at = self._ahead(stream, data, stream.delivered)
+        if message.id not in self.had:
+            at = self._ahead(stream, data, at + 1)  # the first of them is still to be delivered
+        stream.passed_over[at] = None
+        self._pass(stream)
+
+    @staticmethod
+    def _ahead(stream: Stream, data: bytes, at: int) -> int:
         while stream.sent[at : at + 1] != [data] or at in stream.passed_over:
             if at >= len(stream.sent):
                 raise Violation("I6", f"{stream}: an input is passed over that was never sent on it")
             at += 1
-        stream.passed_over[at] = None
-        self._pass(stream)
+        return at
 
     def _pass(self, stream: Stream) -> None:
         while stream.delivered in stream.passed_over:
