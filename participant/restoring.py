@@ -62,6 +62,22 @@ class Restoration(msgspec.Struct, frozen=True, kw_only=True):
     """Its name in the epoch, where that was another one."""
 
 
+class Numbers(NamedTuple):
+    """What first messages of agents that begin are named after (`protocol.messages.Member.fresh`)."""
+
+    rest: int = 0
+    own: Mapping[str, int] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, member: Member | None) -> Numbers:
+        """Those of a member's agents."""
+        return cls() if member is None else cls(member.fresh, dict(member.fresh_of))
+
+    def number(self, agent: str) -> int:
+        """One agent's."""
+        return self.own.get(agent, self.rest)
+
+
 class Plan(NamedTuple):
     """Which local snapshots one participant reads, and what for."""
 

@@ -290,16 +290,12 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     fresh: int = 0
     """What its agents' first messages are named after where they begin anew: 0, and another number after each time that they
     began anew while others went on. A rollback does not change it, so work that is done again has the names that it had."""
-    fresh_of: dict[str, int] = {}
+    fresh_of: tuple[tuple[str, int], ...] = ()
     """Agents of which that is another number: they came from others, or were given up alone."""
     line: int = 0
     """Session with which its streams began (`protocol.streams`); 0: this one."""
     streams: tuple[StreamEnd, ...] = ()
     """Where they stood when this session took over; empty for one that begins its line."""
-
-    def fresh_as(self, agent: str) -> int:
-        """What the first message of one of its agents is named after."""
-        return self.fresh_of.get(agent, self.fresh)
 
 
 class TopologyChanged(Control, frozen=True, kw_only=True, tag="topology-changed"):

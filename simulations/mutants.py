@@ -787,11 +787,6 @@ MUTANTS: Final[dict[str, Mutant]] = {
         patch=at_outside.input_not_replayed,
         **_OUTSIDE,
     ),
-    "input-replayed-whole": Mutant(
-        what="after a rollback all of the input log comes again",
-        patch=at_outside.input_replayed_whole,
-        **_OUTSIDE,
-    ),
     "word-overrides": Mutant(
         what="an operator's word counts although the step has its end",
         patch=at_outside.word_overrides,

@@ -194,20 +194,6 @@ def input_not_replayed(patcher: Patcher) -> None:
     patcher.method(Intake, "_replay", make)
 
 
-def input_replayed_whole(patcher: Patcher) -> None:
-    """After a rollback all of the input log enters, from its beginning."""
-    from participant.runtime.intake import Intake
-
-    def make(replay: Any) -> Any:  # noqa: ANN401 - the patched method
-        async def whole(self: Any, ticket: int) -> int:  # noqa: ANN401 - as the method
-            self.position = max(0, self._first() - 1)
-            return int(await replay(self, ticket))
-
-        return whole
-
-    patcher.method(Intake, "_replay", make)
-
-
 def owner_unchecked(patcher: Patcher) -> None:
     """Whoever writes a log does not look whether the folder is still its own."""
     from participant.runtime.durable_log import DurableLog

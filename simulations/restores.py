@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from participant.host import AgentHost
 from participant.machine_events import IncarnationPersisted, LocalNotRestored, LocalRestored
+from participant.restoring import Numbers
 from participant.runtime.loader import Beginning, Loader, failure_kind
 from participant.runtime.log_files import Life
 from protocol.errors import FencedError, RecoveryError, SnapshotError, StoreError
@@ -46,7 +47,7 @@ class Restores:
         self._life = life
         self._known: dict[str, AgentHost] = {host.id: host for host in life.hosts}
         self._beginnings = dict.fromkeys(self._known, Beginning(life.hosts, life.cut_clock))
-        self._member: Member | None = None
+        self._fresh = Numbers()
         self._order: Restore | None = None
         """That is being carried out."""
 
@@ -77,15 +78,15 @@ class Restores:
         """Load the order's epoch."""
         life = self._life
         self._order = order
-        self._member = next((member for member in order.members if member.id == life.name), None)
+        self._fresh = Numbers.of(next((member for member in order.members if member.id == life.name), None))
         life.later(life.cluster.store.delay(), self._load, order, life.now)
 
     def start(self, member: Member) -> None:
         """The agents placed here begin, fresh; for a life that joins."""
-        self._member = member
+        self._fresh = Numbers.of(member)
         self._be_here([self._known[agent] for agent in member.agents])
         for host in self._life.hosts:
-            host.start_fresh(self._life.cluster.name, member.fresh_as(host.id))
+            host.start_fresh(self._life.cluster.name, self._fresh.number(host.id))
 
     def _load(self, order: Restore, began: int) -> None:
         life = self._life
@@ -161,8 +162,7 @@ class Restores:
 
     def _begin_again(self, host: AgentHost, now: int) -> None:
         self._beginnings[host.id].load(host, now=now, allowed=None)
-        number = 0 if self._member is None else self._member.fresh_as(host.id)
-        host.start_fresh(self._life.cluster.name, number)
+        host.start_fresh(self._life.cluster.name, self._fresh.number(host.id))
 
     def _be_here(self, hosts: list[AgentHost]) -> None:
         self._life.hosts[:] = hosts

@@ -116,9 +116,7 @@ class ParticipantRecord(msgspec.Struct, kw_only=True):
             agents=self.agents,
             targets=self.targets,
             fresh=self.fresh,
-            fresh_of={agent: self.fresh_of[agent] for agent in self.agents if agent in self.fresh_of}
-            if self.fresh_of
-            else {},
+            fresh_of=tuple((agent, self.fresh_of[agent]) for agent in self.agents if agent in self.fresh_of),
             line=self.line,
             streams=self.streams,
         )

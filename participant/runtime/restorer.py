@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from participant.effects.reach import unnamed
 from participant.host import AgentHost
 from participant.machine_events import IncarnationPersisted, LocalNotRestored, LocalRestored
+from participant.restoring import Numbers
 from participant.runtime.loader import Beginning, Loader, failure_kind
 from participant.runtime.log_files import Life
 from participant.serializers import allow_own_pickle
@@ -145,8 +146,8 @@ class Restorer:
             covers=covers,
         )
         self._loading: asyncio.Task[None] | None = None
-        self._member: Member | None = None
-        """This one, where agents begin."""
+        self._fresh = Numbers()
+        """Of agents that begin."""
         self.input_position: int | None = None
         """What the epoch that was loaded last says of this participant's input log."""
         self.input_tokens: Sequence[TokenPair] = ()
@@ -226,17 +227,18 @@ class Restorer:
             member: This one.
             ancestry: Of the incarnation.
         """
-        self._member = member
+        self._fresh = Numbers.of(member)
         self._began_here = True
         wanted = frozenset(member.agents)
         self._be_here([host for host in self._hosts if host.id in wanted])
         for host in self._hosts:
             host.descend(host.id if ancestry is None else ancestry.first_name(host.id))
-            host.start_fresh(self._cluster, member.fresh_as(host.id))
+            host.start_fresh(self._cluster, self._fresh.number(host.id))
 
     async def _load(self, order: Restore) -> Loaded:
         """The agents that an order places here; those that its epoch does not hold begin as the order says."""
-        self._member = next((member for member in order.members if member.id == self._participant), None)
+        mine = next((member for member in order.members if member.id == self._participant), None)
+        self._fresh = Numbers.of(mine)
         return await self._loader.load(order)
 
     # --- inside -------------------------------------------------------------------------------------------------------
@@ -326,7 +328,7 @@ class Restorer:
         """An agent that the epoch does not hold: as its ``__init__`` made it."""
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         self._beginnings[host.id].load(host, now=now, allowed=allowed)
-        host.start_fresh(self._cluster, 0 if self._member is None else self._member.fresh_as(host.id))
+        host.start_fresh(self._cluster, self._fresh.number(host.id))
         begun = unnamed("" if host.id in self._taken else self._participant, 0)
         if not self._covers(begun):
             host.has_done((begun,))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from time import time_ns
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 import msgspec
@@ -294,7 +293,7 @@ class TurnKeeper:
         incarnation: int,
         session: int,
         fresh: int = 0,
-        fresh_of: Mapping[str, int] = MappingProxyType({}),
+        fresh_of: Iterable[tuple[str, int]] = (),
         order: Restore | None = None,
     ) -> None:
         """With agents that begin, or come back from an epoch: what is in the log has not happened, or is over."""

@@ -60,7 +60,7 @@ class Fresh(Conductor):
             msgspec.structs.replace(
                 member,
                 fresh=self.fresh,
-                fresh_of=dict.fromkeys(member.agents, self.fresh_of) if self.fresh_of else {},
+                fresh_of=tuple((agent, self.fresh_of) for agent in member.agents if self.fresh_of),
             )
             for member in self.topology.members
         )

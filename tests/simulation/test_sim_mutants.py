@@ -52,7 +52,6 @@ CAUGHT_BY = {
     "outputs-forgotten": {"I30"},
     "sinks-unfenced": {"I23"},
     "input-not-replayed": {"I19"},
-    "input-replayed-whole": {"I6", "I26"},
     "input-of-two-hosts": {"I6"},
     "input-had-forgotten": {"I6", "I26"},
     "input-stays-away": {"I19"},
@@ -95,7 +94,6 @@ FIRST = {
     "fork-charges": 12,
     "fork-delivers": 12,
     "outputs-forgotten": 21,
-    "input-replayed-whole": 21,
     "log-without-sync": 1,  # before it a participant finds the hole itself and does not start
     "sent-unlogged": 1,  # before it all go back so often that the next rollback waits
 }
