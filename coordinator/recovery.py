@@ -166,7 +166,11 @@ class RecoveryKeeper:
         wanted = self._ledger.recovery_epoch if event.epoch is None else event.epoch
         # Who names no epoch and no agent takes the names as they are.
         takes_names = event.epoch is None and not event.renames
-        same_names = takes_names or tuple(sorted(event.renames)) == record.renames
+        if wanted:
+            same_names = takes_names or tuple(sorted(event.renames)) == record.renames
+        else:
+            # To the start, a map comes on top of all that were ever carried out.
+            same_names = {new for _, new in event.renames} <= {new for _, new in record.renames}
         if self._ledger.lost_members():
             return False  # it cannot come through any more: asked again, it is another one
         return record.running and record.epoch == wanted and same_names and not event.moves

@@ -770,6 +770,26 @@ def test_names_of_a_swap_are_swapped_once_however_far_the_next_rollback_goes(dam
     assert (world.ledger.rollback.epoch, world.ledger.rollback.renames) == expected
 
 
+def test_a_map_at_the_start_that_is_asked_for_again_is_the_rollback_that_is_under_way():
+    world = cluster("a", "b", policy=RECOVERING)
+    world.kill_participant("b")
+    world.revive("b", agents=("worker/y",))
+    world.run(2)
+    world.restore(0, renames=(("worker/b", "worker/y"),))
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    world.kill_participant("b")
+    world.revive("b", agents=("worker/z",))
+    world.run(2)
+    first = world.restore(0, renames=(("worker/y", "worker/z"),))
+    world.run(until=lambda: world.ledger.state.incarnation == 3)
+    again = world.restore(0, renames=(("worker/y", "worker/z"),))
+    world.run(until=recovered(world, 3))
+    world.run(1)
+    assert [world.answers[each]["incarnation"] for each in (first, again)] == [3, 3]
+    assert world.ledger.state.incarnation == 3
+
+
 def test_before_the_first_epoch_a_name_that_was_given_is_kept_too():
     world = cluster("a", "b", policy=RECOVERING)
     world.kill_participant("b")
