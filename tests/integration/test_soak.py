@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 from participant import Agent, Context, handler, keyed, value
+from participant.runtime.threads import THREADS_MAX
 from participant.testing import Cluster
 from protocol.digests import manifest_key, snapshot_key
 from protocol.errors import Refused
@@ -83,9 +84,11 @@ class Look:
         for _ in range(3):
             gc.collect()
         self.tasks = Counter(task.get_name().split(" ")[0] for task in asyncio.all_tasks())
-        # The loop's own pool grows to its size as work comes, and no further.
-        self.threads = sorted(one.name for one in threading.enumerate() if not one.name.startswith("asyncio_"))
-        self.pool = threading.active_count() - len(self.threads)
+        # Pools grow to their size as work comes, and no further: the loop's own, and that of what may hang.
+        names = [one.name for one in threading.enumerate()]
+        self.threads = sorted(name for name in names if not name.startswith(("asyncio_", "participant-store-")))
+        self.pool = sum(name.startswith("asyncio_") for name in names)
+        self.hanging = sum(name.startswith("participant-store-") for name in names)
         self.fds = len(os.listdir("/proc/self/fd"))
         self.objects = Counter(type(one).__qualname__ for one in gc.get_objects())
         self.rss = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -98,6 +101,7 @@ class Look:
         assert self.tasks == before.tasks
         assert self.threads == before.threads
         assert self.pool <= min(32, (os.cpu_count() or 1) + 4)
+        assert self.hanging <= THREADS_MAX
         assert self.fds <= before.fds
         assert self.held == before.held
         assert self.histories <= 3
