@@ -169,8 +169,9 @@ class RecoveryKeeper:
         if wanted:
             same_names = takes_names or tuple(sorted(event.renames)) == record.renames
         else:
-            # To the start, a map comes on top of all that were ever carried out.
-            same_names = {new for _, new in event.renames} <= {new for _, new in record.renames}
+            # To the start, a map comes on top of all that were ever carried out: is it what this rollback made of the names before?
+            called, before = self._ledger.ancestry.called, record.incarnation - 1
+            same_names = all(old != new and called(old, before) == new for old, new in event.renames)
         if self._ledger.lost_members():
             return False  # it cannot come through any more: asked again, it is another one
         return record.running and record.epoch == wanted and same_names and not event.moves

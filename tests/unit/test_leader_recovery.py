@@ -784,6 +784,10 @@ def test_a_map_at_the_start_that_is_asked_for_again_is_the_rollback_that_is_unde
     first = world.restore(0, renames=(("worker/y", "worker/z"),))
     world.run(until=lambda: world.ledger.state.incarnation == 3)
     again = world.restore(0, renames=(("worker/y", "worker/z"),))
+    for wrong in (("worker/z", "worker/z"), ("worker/x", "worker/z")):
+        refused = world.restore(0, renames=(wrong,))
+        world.run(until=lambda refused=refused: refused in world.answers)
+        assert world.answers[refused]["code"] == "bad-map"
     world.run(until=recovered(world, 3))
     world.run(1)
     assert [world.answers[each]["incarnation"] for each in (first, again)] == [3, 3]
