@@ -85,7 +85,9 @@ class Restores:
         """The agents placed here begin, fresh; for a life that joins."""
         self._fresh = Numbers.of(member)
         self._be_here([self._known[agent] for agent in member.agents])
+        ancestry = self._life.machine.ancestry
         for host in self._life.hosts:
+            host.descend(host.id if ancestry is None else ancestry.first_name(host.id))
             host.start_fresh(self._life.cluster.name, self._fresh.number(host.id))
 
     def _load(self, order: Restore, began: int) -> None:

@@ -42,7 +42,7 @@ class EffectBackend(Protocol):
         ...
 
     async def take(self, token: str, fence: FencingToken, claim_id: bytes, *, before: bytes) -> Claimed | Known:
-        """See `EffectLedger.take`."""
+        """See `EffectLedger.take`. Of a claim that is the caller's already, it confirms that it and the fence still are what they were."""
         ...
 
     async def end(

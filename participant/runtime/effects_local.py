@@ -180,6 +180,9 @@ class LocalEffects:
         """See `EffectBackend.take`."""
         changes, answer = self._ledger.take(token, fence, claim_id, before=before, at=time_ns())
         await self._keep(changes)
+        if not changes:
+            # Nothing is written, which would have looked: whoever confirms its claim is to hear of a successor.
+            await asyncio.to_thread(self._folder.check)
         return answer
 
     async def end(

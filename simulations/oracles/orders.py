@@ -45,11 +45,21 @@ def check_orders(where: str, fields: dict[str, Any], orders: Orders) -> None:
             raise Violation("I29", f"{where}: order {order} was answered {told!r}, and it remembers {answer!r}")
 
 
-def _may_be_lost(cluster: SimulatedCluster, desk: str, logs: list[str]) -> bool:
+def _may_be_lost(cluster: SimulatedCluster, token: str, desk: str, logs: list[str]) -> bool:
     """Its desk has left the cluster, or was given up, or nobody comes back who has it in a log."""
     if desk.partition("/")[2] in cluster.have_left or cluster.placements.gave_up(desk):
         return True
-    return all(name in cluster.have_left or name in cluster.absent for name in logs)
+    gone = {*cluster.have_left, *cluster.absent}
+    if logs:
+        return gone.issuperset(logs)
+    # Whoever took it was not heard: a customer's own participant, or anybody where they go elsewhere.
+    takers = cluster.participants if cluster.options.elsewhere else [token.partition("-")[0]]
+    return not gone.isdisjoint(takers)
+
+
+def _is_member(cluster: SimulatedCluster, desk: str) -> bool:
+    life = cluster.lives.get(desk.partition("/")[2])
+    return life is not None and life.member
 
 
 def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
@@ -78,10 +88,12 @@ def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
     for name, fields in desks.items():
         check_orders(name, fields, orders)
     for token, (desk, logs) in orders.acknowledged.items():
-        if _may_be_lost(cluster, desk, logs):
+        if _may_be_lost(cluster, token, desk, logs):
             continue
         name = orders.names.now(desk)
-        if name in desks and token not in desks[name].get("handled", {}):
+        if name not in desks and not _is_member(cluster, desk):
+            continue  # it waits for a desk that nobody hosts
+        if token not in desks.get(name, {}).get("handled", {}):
             raise Violation(
                 "I19", f"input {token} for {desk} was acknowledged, is in the logs of {logs}, and is not there"
             )

@@ -280,6 +280,19 @@ async def test_everything_is_there_for_the_next_process_and_older_ones_are_refus
     assert found.entry.state is State.CLAIMED
 
 
+async def test_who_holds_a_claim_learns_that_it_has_a_successor_when_it_confirms_it(
+    effects: EffectBackend, reopen: Reopen
+):
+    """It was frozen since, and its successor may be about to make the same call; nothing of the ledger need change for that."""
+    claim = entry()
+    assert isinstance(await effects.claim(claim, FENCE), Claimed)
+    assert isinstance(await effects.take(claim.token, FENCE, b"one", before=b"one"), Claimed)
+    successor = await reopen()
+    await successor.open(LATER)
+    with pytest.raises(FencedError):
+        await effects.take(claim.token, FENCE, b"one", before=b"one")
+
+
 async def test_one_process_may_go_on_as_a_later_life(effects: EffectBackend):
     """After a rollback the same process has another incarnation."""
     await effects.claim(entry(0), FENCE)

@@ -12,7 +12,7 @@ import pytest
 
 from participant import Agent, handler, value
 from participant.context import encode_envelope
-from participant.inputs import CAME_OTHERWISE, OUTSIDE, token_hash, token_message_id
+from participant.inputs import CAME_OTHERWISE, OUTSIDE, HadInputs, token_hash, token_message_id
 from participant.testing import Cluster
 from protocol.errors import Refused
 from protocol.ids import AgentId
@@ -140,6 +140,32 @@ async def test_who_goes_on_from_its_log_of_turns_knows_what_came_over_a_channel(
         assert not (await cluster.participants["p2"].ingest("till/a", Pay(7), token="v")).duplicate
         await cluster.idle()
         assert sorted(one.agents[0].seen) == [5, 6, 7]
+
+
+async def test_what_its_own_log_brings_after_it_came_over_a_channel_is_logged_once_as_a_turn(tmp_path):
+    async with made(tmp_path, durability="turn") as cluster:
+        before = await cluster.epoch()
+        await cluster.participants["p1"].ingest("till/b", Pay(5), token="t")
+        await cluster.idle()
+        await cluster.restore(before, placement={"p1": (), "p2": ("till/a", "till/b")})
+        await cluster.idle()
+        two = cluster.participants["p2"]
+        # In its own log, too: who takes it does not know, and the host does.
+        two._machine.inputs = HadInputs()
+        assert not (await two.ingest("till/b", Pay(5), token="t")).duplicate
+        await cluster.idle()
+        assert cluster["till/b"].seen == [5, 5], "it was made to forget"
+        held = Held(two)
+        await cluster.restore(before, placement={"p1": ("till/a",), "p2": ("till/b",)})
+        while cluster["till/b"].seen != [5]:  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0.001)
+        held.comes.set()
+        await cluster.idle()
+        assert two.statistics()["inputs_repeated"] == 1
+        await cluster.crash("p2")
+        await cluster.resume()
+        await cluster.idle()
+        assert cluster.participants["p2"].agents[0].seen == [5]
 
 
 async def test_what_was_on_its_way_at_the_cut_and_had_come_by_another_way_comes_once(tmp_path):

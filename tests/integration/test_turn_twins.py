@@ -17,6 +17,7 @@ from participant.runtime.restorer import Restorer
 from participant.runtime.transports.memory import MemoryHub, MemoryTransport
 from participant.runtime.turn_base import BASE_NAME, TurnBase, read_base
 from participant.runtime.turn_keeper import TurnKeeper
+from protocol.ancestry import Ancestry, Named
 from protocol.errors import FencedError, RecoveryError, SnapshotError
 from protocol.storage.memory import MemoryStore
 from protocol.topology import Topology
@@ -320,6 +321,19 @@ async def test_agents_that_began_do_not_begin_again_when_their_log_is_replayed(
         await world.has("a", 1, 2, 3, 4)
         assert world.book("a").starts == 1
         assert {each.incarnation for each in world.here.values()} == {1 + restored}
+
+
+async def test_who_goes_on_from_its_log_does_so_under_the_first_name_under_which_it_joined(tmp_path: Path) -> None:
+    """Its base has neither an epoch nor an order that would tell."""
+    async with World(tmp_path) as world:
+        world.conductor._ancestries[1] = Ancestry(incarnation=1, named=(Named(1, 0, (("book/old", "book/a"),)),))
+        for _ in range(2):
+            await world.start("a")
+            await world.add("a", 1)
+            await world.has("a", 1)
+            assert [host.lineage for host in world.here["a"]._hosts] == ["book/old"]
+            assert world.book("a").starts == 1
+            await world.kill("a")
 
 
 @pytest.mark.parametrize("epoch", [False, True])

@@ -771,13 +771,7 @@ def test_names_of_a_swap_are_swapped_once_however_far_the_next_rollback_goes(dam
 
 
 def test_a_map_at_the_start_that_is_asked_for_again_is_the_rollback_that_is_under_way():
-    world = cluster("a", "b", policy=RECOVERING)
-    world.kill_participant("b")
-    world.revive("b", agents=("worker/y",))
-    world.run(2)
-    world.restore(0, renames=(("worker/b", "worker/y"),))
-    world.run(until=recovered(world, 2))
-    world.run(until=world.ready)
+    world = renamed_at_the_start("worker/y")
     world.kill_participant("b")
     world.revive("b", agents=("worker/z",))
     world.run(2)
@@ -795,18 +789,24 @@ def test_a_map_at_the_start_that_is_asked_for_again_is_the_rollback_that_is_unde
 
 
 def test_before_the_first_epoch_a_name_that_was_given_is_kept_too():
-    world = cluster("a", "b", policy=RECOVERING)
-    world.kill_participant("b")
-    world.revive("b", agents=("worker/z",))
-    world.run(2)
-    world.restore(0, renames=(("worker/b", "worker/z"),))
-    world.run(until=recovered(world, 2))
-    world.run(until=world.ready)
+    world = renamed_at_the_start("worker/z")
     world.kill_participant("a")
     world.revive("a")
     world.run(until=recovered(world, 3))
     record = world.ledger.rollback
     assert (record.epoch, record.automatic, record.renames) == (0, True, (("worker/b", "worker/z"),))
+
+
+def renamed_at_the_start(name):
+    """The agent of b came back under another name, before there was an epoch."""
+    world = cluster("a", "b", policy=RECOVERING)
+    world.kill_participant("b")
+    world.revive("b", agents=(name,))
+    world.run(2)
+    world.restore(0, renames=(("worker/b", name),))
+    world.run(until=recovered(world, 2))
+    world.run(until=world.ready)
+    return world
 
 
 def test_back_at_the_start_an_operator_s_names_come_on_top_of_those_that_were_given():

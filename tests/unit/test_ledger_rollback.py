@@ -22,7 +22,7 @@ from coordinator.ledger import (
 from coordinator.policy import PolicySettings
 from protocol.ancestry import Ancestry
 from protocol.digests import digest
-from protocol.limits import ROLLBACKS_REMEMBERED_MAX
+from protocol.limits import RENAMES_MAX, ROLLBACKS_REMEMBERED_MAX
 from tests.unit.test_ledger import MANIFEST, OTHER, Log, cluster
 
 THIRD = digest(b"a third manifest")
@@ -625,3 +625,11 @@ def test_names_are_told_from_the_last_time_that_everybody_was_back_at_the_start(
     assert log.ledger.names_since(0, ()) == {"w/a": "w/n"}
     assert log.ledger.ancestry.called("w/m", 2) == "w/n"
     assert log.ledger.ancestry.first_name("w/n") == "w/a"
+
+
+def test_names_of_many_restores_are_carried_on_by_one_rollback():
+    """An operator maps 64 at a time; whoever goes further back than several of those has all of them."""
+    log = recovering("a")
+    renames = tuple((f"w/{number}", f"w/{number}-new") for number in range(3 * RENAMES_MAX))
+    assert roll_back(log, renames=renames)["ok"]
+    assert log.ledger.names_since(0, ()) == dict(renames)
