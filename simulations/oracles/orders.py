@@ -57,11 +57,6 @@ def _may_be_lost(cluster: SimulatedCluster, token: str, desk: str, logs: list[st
     return not gone.isdisjoint(takers)
 
 
-def _is_member(cluster: SimulatedCluster, desk: str) -> bool:
-    life = cluster.lives.get(desk.partition("/")[2])
-    return life is not None and life.member
-
-
 def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
     """Judge the end, in a quiet world.
 
@@ -91,7 +86,7 @@ def demand_orders(cluster: SimulatedCluster, orders: Orders) -> None:
         if _may_be_lost(cluster, token, desk, logs):
             continue
         name = orders.names.now(desk)
-        if name not in desks and not _is_member(cluster, desk):
+        if name not in desks and cluster.options.elsewhere:
             continue  # it waits for a desk that nobody hosts
         if token not in desks.get(name, {}).get("handled", {}):
             raise Violation(
