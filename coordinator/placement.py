@@ -2,8 +2,11 @@
 
 An agent goes to whoever is live and declares it (or has adopted it before); that is how a cluster comes back on other
 hosts: they declare its agents. One that was given to another host stays that host's, unless that has left in order. What
-nobody declares waits for its host to come back, and after a while goes to those that can take its kind, evenly. An agent
-for which there is nobody holds up the rollback, by name: none is ever dropped in silence (D12).
+nobody declares waits for its host to come back, and after a while goes to who has given it away, or to those that can take
+its kind, evenly. An agent for which there is nobody holds up the rollback, by name: none is ever dropped in silence (D12).
+
+An agent that the epoch does not hold holds up nothing: it begins with its host, when that is back. One that its host had
+been given gets another at once, or nobody would begin it.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from coordinator.ledger import ParticipantRecord
 
@@ -35,48 +38,71 @@ class Placement(NamedTuple):
 
 def place(
     agents: Mapping[str, str],
-    live: Iterable[ParticipantRecord],
+    participants: Iterable[ParticipantRecord],
     given_up: Mapping[str, bool],
     *,
     adopted: Mapping[str, str] = MappingProxyType({}),
-    members: Container[str] = (),
+    last: Mapping[str, str] = MappingProxyType({}),
+    new: Iterable[str] = (),
     anybody: bool = False,
 ) -> Placement:
     """Place the agents of an epoch.
 
     Args:
-        agents: Agent -> participant that had it.
-        live: Sessions that take part.
+        agents: Agent -> participant that had it at the epoch.
+        participants: All that are remembered.
         given_up: Participants that are waited for no more -> True.
         adopted: Agent -> participant that takes it with the next rollback, whoever hosts it now.
-        members: Agents of the topology: who declares one of these, and has given it away, does not take it back.
+        last: Agent of the topology -> its host there: who declares one of these, and has given it away, does not take it
+            back while that host is waited for.
+        new: Those of them that the epoch does not hold.
         anybody: Nobody is waited for.
 
     Returns:
         The same for the same arguments, whatever their order.
     """
-    candidates = sorted((record for record in live if record.live), key=lambda record: record.id)
-    hosted = {*adopted, *(agent for record in candidates for agent in record.agents)}
-    declared = {agent: record.id for record in reversed(candidates) for agent in record.declared}
-    load = {record.id: len(record.agents) for record in candidates}
+    known = sorted(participants, key=lambda record: record.id)
+    live = {record.id: record for record in known if record.live}
+    hosted = {*adopted, *(agent for record in live.values() for agent in record.agents)}
+    declared = {agent: record.id for record in reversed(live.values()) for agent in record.declared}
+    load = {record.id: len(record.agents) for record in live.values()}
     adoptions: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}
-    for agent in sorted(agents):
-        if agent in hosted:
-            continue
-        before = agents[agent]
+
+    def host_again(agent: str, before: str) -> str | None:
+        record = live.get(before)
+        back = record is not None and (agent.partition("/")[0] in record.kinds or agent in record.declared)
+        return before if back else None
+
+    def any_host(agent: str) -> str | None:
         kind = agent.partition("/")[0]
-        able = [record.id for record in candidates if kind in record.kinds]
-        target = None if agent in members else declared.get(agent)
-        if target is None and able and (anybody or given_up.get(before, False)):
-            target = min(able, key=lambda name: (load[name], name))
-        if target is not None:
-            load[target] += 1
-            adoptions.setdefault(target, []).append(agent)
-        else:
+        able = [record.id for record in live.values() if kind in record.kinds]
+        return declared.get(agent) or min(able, key=lambda name: (load[name], name), default=None)
+
+    def take(agent: str, target: str) -> None:
+        load[target] += 1
+        adoptions.setdefault(target, []).append(agent)
+
+    for agent in sorted(agents.keys() - hosted):
+        before = last.get(agent, agents[agent])
+        target = host_again(agent, before) or (None if agent in last else declared.get(agent))
+        if target is None and (anybody or given_up.get(before, False)):
+            target = any_host(agent)
+        if target is None:
             missing.setdefault(before, []).append(agent)
+        else:
+            take(agent, target)
+    before_of = {record.id: record for record in known}
+    for agent in sorted({*new} - hosted):
+        target = host_again(agent, last[agent]) or declared.get(agent)
+        record = before_of.get(last[agent])
+        # Who declares it begins it when that is back; who is back without it was to be without it.
+        if target is None and (record is None or not (record.live or agent in record.declared)):
+            target = any_host(agent)
+        if target is not None:
+            take(agent, target)
     return Placement(
-        {name: tuple(adoptions[name]) for name in sorted(adoptions)},
+        {name: tuple(sorted(adoptions[name])) for name in sorted(adoptions)},
         {name: tuple(missing[name]) for name in sorted(missing)},
     )
 

@@ -53,7 +53,7 @@ from protocol.messages import Restore
 from protocol.renames import rename_problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from coordinator.attendance import Attendee
     from coordinator.desk import Desk
@@ -457,6 +457,7 @@ class RecoveryKeeper:
         epoch = self._choose()
         if epoch is None:
             return
+        last = {agent: member.id for member in ledger.state.topology.members for agent in member.agents}
         agents: Mapping[str, str]
         if epoch:
             known = self._contents.get(epoch)
@@ -465,10 +466,11 @@ class RecoveryKeeper:
                 return
             agents = known
         else:
-            agents = {agent: member.id for member in ledger.state.topology.members for agent in member.agents}
+            agents = last
         names = self._names(epoch, agents)
         if names is None:
             return
+        new = last.keys() - self._held(epoch, agents)
         agents = {names.get(agent, agent): name for agent, name in agents.items()}
         dropped = self._dropped(epoch, agents)
         agents = {agent: name for agent, name in agents.items() if agent not in dropped}
@@ -476,8 +478,15 @@ class RecoveryKeeper:
         takeover_ns = ledger.policy.takeover_after_ns
         given_up = {name: bool(takeover_ns) and now >= since + takeover_ns for name, since in self._gone_since.items()}
         adopted = ledger.state.adoptions
-        members = {agent for member in ledger.state.topology.members for agent in member.agents}
-        placement = place(agents, live, given_up, adopted=adopted, members=members, anybody=self._request is not None)
+        placement = place(
+            agents,
+            ledger.participants(),
+            given_up,
+            adopted=adopted,
+            last=last,
+            new=new - agents.keys(),
+            anybody=self._request is not None,
+        )
         for name in placement.missing:
             self._gone_since.setdefault(name, now)
         if placement.missing and live and self._request is not None and self._request.allow_unclaimed:
@@ -543,6 +552,11 @@ class RecoveryKeeper:
             self._give_up("bad-map", problem)
             return None
         return renames
+
+    def _held(self, epoch: int, agents: Iterable[str]) -> frozenset[str]:
+        """What agents that an epoch holds are called now."""
+        names = self._ledger.names_since(epoch, agents) if epoch else {}
+        return frozenset(names.get(agent, agent) for agent in agents)
 
     def _since_the_start(self, names: Mapping[str, str]) -> Mapping[str, str]:
         """First name of each agent that was ever renamed -> its name from now on.

@@ -17,7 +17,7 @@ from simulations.control import PATIENCE_NS
 from simulations.forking import take_fork
 from simulations.names import first_of
 from simulations.operator import REASON
-from simulations.options import Fault
+from simulations.options import PATIENT_NS, Fault
 from simulations.oracles.rot import check_listing
 from simulations.prng import sample, shuffled, stream
 from simulations.wishes import Wish
@@ -725,8 +725,8 @@ def _wish(kind: str) -> _Begin:
 
 
 def _gone(cluster: SimulatedCluster, fault: Fault, injector: Injector) -> bool:
-    """Participants go away for good (`who`, or all but two), if others can take their agents."""
-    if not cluster.options.takeover_ns:
+    """Participants go away for good (`who`, or all but two), if others take their agents."""
+    if not 0 < cluster.options.takeover_ns < PATIENT_NS:
         return False
     names = [fault.who]
     if not fault.who:

@@ -712,6 +712,11 @@ MUTANTS: Final[dict[str, Mutant]] = {
         patch=at_elsewhere.map_unchecked,
         **_ELSEWHERE,
     ),
+    "given-is-lost": Mutant(
+        what="a host that comes back is not given again what it had been given",
+        patch=at_elsewhere.given_is_lost,
+        **_ELSEWHERE,
+    ),
     "given-up-unasked": Mutant(
         what="a restore gives up whatever nobody takes",
         patch=at_elsewhere.given_up_unasked,

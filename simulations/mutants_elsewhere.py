@@ -70,6 +70,19 @@ def map_unchecked(patcher: Patcher) -> None:
     patcher.method(recovery, "rename_problem", lambda _: lambda *_args: "")
 
 
+def given_is_lost(patcher: Patcher) -> None:
+    """A host that comes back is not given again what it had been given; who had given it away may not have it either."""
+    import coordinator.recovery as recovery
+
+    def make(place: Any) -> Any:  # noqa: ANN401 - the patched function
+        def forgetful(*args: Any, last: Any = (), **more: Any) -> Any:  # noqa: ANN401 - as the function
+            return place(*args, last=dict.fromkeys(last, ""), **more)
+
+        return forgetful
+
+    patcher.method(recovery, "place", make)
+
+
 def given_up_unasked(patcher: Patcher) -> None:
     """An operator who asks for a restore gives up whatever nobody takes."""
     from coordinator.recovery import RecoveryKeeper

@@ -47,6 +47,8 @@ KNOBS: Final = (
     "recording_bytes_max",
 )
 """Sizes and times of the product that the swarm takes to their edges."""
+PATIENT_NS: Final = 3600 * SECOND
+"""A takeover that no world lives to see."""
 LENGTH_MAX_NS: Final = 24 * 3600 * SECOND
 BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "seed": (-(2**63), 2**63 - 1),
@@ -144,7 +146,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     elsewhere: bool = False
     """With `recovery`: an operator moves, renames and gives up agents, and participants come and go for good (`simulations.operator`)."""
     takeover_ns: int = 0
-    """With `elsewhere`: participants take agents of one that stays away for so long; 0: nobody takes what it does not declare."""
+    """With `elsewhere`: participants take agents of one that stays away for so long; 0: nobody takes what it does not declare. From
+    `PATIENT_NS` on nobody that stays away is given up: agents move on an operator's word only, and a host has to come back."""
     spares: int = 0
     """With `elsewhere`: participants that begin without agents, once an operator wants more hosts."""
     settled: bool = False

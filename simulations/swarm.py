@@ -26,7 +26,7 @@ from simulations.faults import (
     TURN_POINTS,
     TURNS_ONLY,
 )
-from simulations.options import TOPOLOGIES, WORKLOADS, Fault, Options, Run
+from simulations.options import PATIENT_NS, TOPOLOGIES, WORKLOADS, Fault, Options, Run
 from simulations.prng import Prng, log_uniform, stream
 from simulations.topologies import names_of
 from simulations.wishes import ELSEWHERE_ONLY, TAKING_ONLY
@@ -215,6 +215,8 @@ def _draw_elsewhere(options: Options, random: Prng, wanted: bool | None) -> None
     if random.chance(2, 3):
         options.takeover_ns = log_uniform(random, 300 * MS, 5 * SECOND)
         options.spares = random.pick((0, 0, 1, 2, options.nodes))
+        if stream(options.seed, "patient").chance(1, 4):
+            options.takeover_ns = PATIENT_NS
 
 
 def fit_workload(options: Options) -> None:
@@ -347,7 +349,7 @@ def draw_faults(options: Options, kinds: Sequence[str] | None = None, *, force: 
 def _operators_kinds(options: Options) -> list[str]:
     """What the operator does: at least one thing."""
     random = stream(options.seed, "operator's kinds")
-    every = [kind for kind in ELSEWHERE_ONLY if options.takeover_ns or kind not in TAKING_ONLY]
+    every = [kind for kind in ELSEWHERE_ONLY if _exists(kind, options)]
     if options.takeover_ns:
         every.remove("give-up")  # whoever can be taken is not given up
     if options.workload == "orders":
@@ -376,6 +378,7 @@ def _exists(kind: str, options: Options) -> bool:
         or (options.workload == "orders" and kind == "leave")
         or (kind in ELSEWHERE_ONLY and not options.elsewhere)
         or (kind in TAKING_ONLY and not options.takeover_ns)
+        or (kind == "gone" and options.takeover_ns >= PATIENT_NS)
         or (options.broker and kind in STREAM_ONLY)
         or (not options.broker and kind in BROKER_ONLY)
         or (not options.disk and kind in DISK_ONLY)

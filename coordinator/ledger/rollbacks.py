@@ -311,6 +311,9 @@ class RollbackRules:
             for agent in participant.declared:
                 if agent in declared_by:
                     declared_by[agent].append(participant)
+        members = self.state.topology.members
+        numbers = {agent: member.fresh for member in members for agent in member.agents}
+        numbers.update(pair for member in members for pair in member.fresh_of)
         leave: dict[str, set[str]] = {}
         fresh: dict[str, dict[int, list[str]]] = {}
         come: dict[str, set[str]] = {}
@@ -323,8 +326,10 @@ class RollbackRules:
             if host is not None and host != name:
                 leave.setdefault(host, set()).add(agent)
                 before = [*before, self.state.participants[host]]
-            # Should no epoch hold it, it begins anew here as it would have there, and not as one that was before.
-            number = max((each.fresh_as(agent) for each in before), default=record.fresh_as(agent))
+            # Should no epoch hold it, it begins anew here as it did there, and not as one that was before.
+            number = numbers.get(agent)
+            if number is None:
+                number = max((each.fresh_as(agent) for each in before), default=record.fresh_as(agent))
             fresh.setdefault(name, {}).setdefault(number, []).append(agent)
             come.setdefault(name, set()).add(agent)
             self._hosts[agent] = name

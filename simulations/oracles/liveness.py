@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from simulations.carrying import LOAD_MAX, captured_ns, drained_ns, load
+from simulations.names import first_of
 from simulations.violations import LivenessViolation
 from simulations.world import SECOND
 
@@ -21,7 +22,7 @@ RECORDING_ENOUGH: Final = 64 * 1024
 
 
 def demand_all_members(cluster: SimulatedCluster) -> None:
-    """L3: all participants become members of one topology.
+    """L3: all participants become members of one topology, in which all their agents have a host.
 
     Raises:
         LivenessViolation: They do not.
@@ -36,6 +37,25 @@ def demand_all_members(cluster: SimulatedCluster) -> None:
             "L8" if spoilt else "L3",
             f"not all are members {bound / 1e9:.0f} s after the last fault: {_describe(cluster)}",
         )
+    if options.elsewhere:
+        _demand_hosted(cluster)
+
+
+def _demand_hosted(cluster: SimulatedCluster) -> None:
+    """L3: what the program of a member declares runs somewhere, whether or not an epoch holds it."""
+    hosted = {host.id for life in cluster.lives.values() if life.member for host in life.hosts}
+    names = cluster.workload.names
+    for name in sorted(cluster.lives):
+        if not cluster.lives[name].member or name in cluster.spares:
+            continue
+        for first in (first_of(agent.id) for agent in cluster.workload.agents(name)):
+            # One that an operator has renamed begins under its new name, and one that has left with its host stays away.
+            if cluster.have_left or cluster.placements.gave_up(first) or names.declared(first) != names.now(first):
+                continue
+            if names.now(first) not in hosted:
+                raise LivenessViolation(
+                    "L3", f"{names.now(first)} runs nowhere, and {name} is there, which declares it"
+                )
 
 
 def demand_ends(cluster: SimulatedCluster) -> None:

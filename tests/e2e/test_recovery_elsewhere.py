@@ -11,7 +11,7 @@ from simulations.demo.cluster import LocalCluster
 from simulations.demo.process import EXIT_ENDED
 from simulations.demo.recovery import recovery_of
 from tests.e2e.process import OddSpec
-from tests.e2e.real_cluster import real_cluster, until
+from tests.e2e.real_cluster import cleancut, real_cluster, until
 from tests.e2e.test_recovery import kill, recovered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -81,6 +81,48 @@ async def others_start(cluster, prefix, count):
     await until(there, f"{count} spares have registered", 90)
     await cluster.call("PUT", "/v1/policy", {"takeover_after_ms": 200})
     return started
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["by an epoch", "by none"])
+async def test_host_that_comes_back_has_what_was_moved_to_it_and_nobody_waits_for_anybody_else(tmp_path, held):
+    """Its own program does not name the agent. Nobody takes agents over here: what is not placed is waited for for ever."""
+    async with real_cluster(tmp_path, policy=AUTO, takes=True) as cluster:
+        await cluster.commit_one()
+        await a_newcomer_gives_its_agent_to(cluster, "bank-3")
+        if held:
+            await cluster.commit_one()
+        await kill(cluster, "bank-3")
+        await cluster.join("bank-3")
+        await recovered(cluster, 3)
+        placed = hosts_of(cluster, (await cluster.commit_one())["epoch"])
+        assert (LATE in placed["bank-3"], placed["late"]) == (True, [])
+        await cluster.judge()
+
+
+async def test_agent_that_no_epoch_holds_begins_at_home_if_the_host_that_it_was_moved_to_never_comes_back(tmp_path):
+    """The rollback goes to before it was there, and brings the others only."""
+    async with real_cluster(tmp_path, policy={**AUTO, "takeover_after_ms": 500}, takes=True) as cluster:
+        await cluster.commit_one()
+        await a_newcomer_gives_its_agent_to(cluster, "bank-3")
+        await kill(cluster, "bank-3")
+        await recovered(cluster, 3)
+        placed = hosts_of(cluster, (await cluster.commit_one())["epoch"])
+        assert LATE in placed["late"]
+        assert sorted(placed) == ["bank-1", "bank-2", "late"]
+        await cluster.judge()
+
+
+LATE = "notebook/late"
+
+
+async def a_newcomer_gives_its_agent_to(cluster, name):
+    """It joins behind the epoch."""
+    first = next(iter(cluster.specs.values()))
+    late = msgspec.structs.replace(first, id="late", agents=(), odd=(("notebook", "late"),), takes=False)
+    await cluster.start_participant(late, module="tests.e2e.process")
+    code, document, _ = await cleancut("agent", "move", LATE, name, "--dir", str(cluster.folder))
+    assert code == 0, document
+    await recovered(cluster, 2)
 
 
 async def test_charges_of_one_that_never_comes_back_are_found_out_by_who_takes_its_agents(tmp_path):

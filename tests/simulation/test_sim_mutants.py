@@ -62,6 +62,7 @@ CAUGHT_BY = {
     "names-on-the-way": {"I26"},
     "names-of-one-rollback": {"I35"},
     "map-unchecked": {"I36"},
+    "given-is-lost": {"L3"},
     "given-up-unasked": {"I35"},
     "policy-ignored": {"I31"},
     "word-overrides": {"I29"},

@@ -915,9 +915,10 @@ def with_newcomers(*names, durability="turn", takeover_s=0):
     return world
 
 
-def lose(world, name):
-    world.kill_participant(name)
-    world.run(until=lambda: world.ledger.state.participants[name].state == "lost")
+def lose(world, *names):
+    for name in names:
+        world.kill_participant(name)
+    world.run(until=lambda: all(world.ledger.state.participants[name].state == "lost" for name in names))
 
 
 def test_who_may_have_a_log_of_turns_is_waited_for_for_ever_where_nobody_takes_its_agents_over():
@@ -1030,9 +1031,9 @@ def test_a_move_to_one_that_is_lost_meanwhile_is_refused_and_the_loss_is_made_go
     assert world.ledger.host_of("worker/b") in ("a", "c")
 
 
-def given_away():
+def given_away(policy=RECOVERING):
     """The agent of a is b's now."""
-    world = World(policy=RECOVERING)
+    world = World(policy=policy)
     world.elect(world.coordinators[0])
     world.add("b", kinds=("worker",))
     world.add("a", "c")
@@ -1076,3 +1077,169 @@ def test_agent_that_was_given_away_waits_for_its_host_where_that_was_only_lost()
     world.run(until=recovered(world, 3))
     members = {member.id: member.agents for member in world.ledger.state.topology.members}
     assert members["a"] == ()
+
+
+def hosts(world):
+    return {agent: member.id for member in world.ledger.state.topology.members for agent in member.agents}
+
+
+def first_number(world, agent):
+    """What the agent's first message is named after."""
+    (member,) = [member for member in world.ledger.state.topology.members if agent in member.agents]
+    return dict(member.fresh_of).get(agent, member.fresh)
+
+
+@pytest.mark.parametrize("epoch", [1, 2], ids=["before it was given away", "behind that"])
+@pytest.mark.parametrize("takeover_s", [0, 5])
+def test_host_that_comes_back_has_at_once_what_it_had_been_given(epoch, takeover_s):
+    """It does not declare it, and nobody waits for anybody else."""
+    world = given_away(replace_struct(RECOVERING, takeover_after_ns=takeover_s * SECOND))
+    if epoch == 2:
+        commit(world, 2)
+    lose(world, "b")
+    world.run(1)
+    before = world.now
+    world.revive("b")
+    world.run(until=recovered(world, 3))
+    assert (world.now - before) / SECOND < 1
+    assert hosts(world) == {"worker/a": "b", "worker/b": "b", "worker/c": "c"}
+
+
+def test_agent_whose_host_comes_back_with_code_that_does_not_take_it_is_waited_for_as_before():
+    world = given_away()
+    lose(world, "b")
+    world.participants["b"].kinds = ()
+    before = world.now
+    world.revive("b")
+    world.run(until=recovered(world, 3), limit=20)
+    assert 4 < (world.now - before) / SECOND < 7
+    assert hosts(world) == {"worker/a": "a", "worker/b": "b", "worker/c": "c"}
+
+
+def test_agent_that_was_given_away_goes_home_where_its_host_stays_away():
+    """Whoever declares it can take it, of whatever kinds it takes others: before anybody who takes that kind."""
+    world = given_away()
+    world.add("d", agents=("worker/z",), kinds=("worker",))
+    world.run(until=lambda: "worker/z" in hosts(world) and world.ready())
+    commit(world, 2)
+    lose(world, "b")
+    world.run(until=recovered(world, 3), limit=20)
+    assert hosts(world) == {"worker/a": "a", "worker/b": "d", "worker/c": "c", "worker/z": "d"}
+
+
+def late_and_given_away():
+    """The agent of d came after the epoch, and is b's now."""
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("b", kinds=("worker",))
+    world.add("a")
+    world.run(until=world.ready)
+    commit(world, 1)
+    world.add("d")
+    world.run(until=lambda: "worker/d" in hosts(world))
+    world.restore(None, moves=(("worker/d", "b"),))
+    world.run(until=recovered(world, 2))
+    assert hosts(world)["worker/d"] == "b"
+    return world
+
+
+def test_agent_that_no_epoch_holds_begins_at_home_where_the_host_that_it_was_given_to_stays_away():
+    """Nobody waits for it; and nobody would have it: a rollback places what the epoch holds, and who gives an agent away keeps it no more."""
+    world = late_and_given_away()
+    world.add("e", agents=("other/e",), kinds=("worker",))
+    world.run(until=lambda: "other/e" in hosts(world))
+    lose(world, "b")
+    world.run(until=recovered(world, 3), limit=20)
+    assert (hosts(world)["worker/b"], hosts(world)["worker/d"]) == ("e", "d")
+    assert world.participants["d"].placed == ("worker/d",)
+    # The other one comes back, and leaves it there.
+    world.revive("b")
+    world.run(until=lambda: "b" in {member.id for member in world.ledger.state.topology.members})
+    assert hosts(world)["worker/d"] == "d"
+
+
+def test_agent_that_no_epoch_holds_begins_as_it_began_where_it_is_undone():
+    """What it does again has the names that it had, also where its home has left since, and come as another."""
+    world = late_and_given_away()
+    world.add("e", agents=("other/e",), kinds=("worker",))
+    d = world.participants["d"]
+    d.say(Leave(session=d.session))
+    world.run(until=lambda: world.ledger.state.participants["d"].state == "left")
+    d.dead = True
+    world.revive("d")
+    world.run(until=lambda: {"b", "d", "e"} <= {member.id for member in world.ledger.state.topology.members})
+    number = first_number(world, "worker/d")
+    lose(world, "b")
+    world.run(until=recovered(world, 3), limit=20)
+    assert hosts(world)["worker/d"] == "d"
+    assert first_number(world, "worker/d") == number
+    assert first_number(world, "worker/d") != world.ledger.state.participants["d"].fresh
+
+
+def test_agent_that_no_epoch_holds_stays_with_the_host_that_it_was_given_to_if_that_comes_back():
+    world = late_and_given_away()
+    lose(world, "b")
+    world.revive("b")
+    world.run(until=recovered(world, 3))
+    assert hosts(world)["worker/d"] == "b"
+
+
+def test_agent_that_no_epoch_holds_goes_to_who_takes_its_kind_where_nobody_is_there_who_declares_it():
+    world = late_and_given_away()
+    world.add("e", agents=("other/e",), kinds=("worker",))
+    world.run(until=lambda: "other/e" in hosts(world))
+    lose(world, "b", "d")
+    world.run(until=recovered(world, 3), limit=20)
+    assert hosts(world)["worker/d"] == "e"
+    # What declares it comes back as a spare.
+    world.revive("d")
+    world.run(until=lambda: "d" in {member.id for member in world.ledger.state.topology.members})
+    assert hosts(world)["worker/d"] == "e"
+
+
+def test_agent_that_no_epoch_holds_goes_nowhere_where_nobody_takes_it_and_holds_up_nobody():
+    world = late_and_given_away()
+    lose(world, "b", "d")
+    world.participants["b"].kinds = ()
+    world.revive("b")
+    world.run(until=recovered(world, 3))
+    assert "worker/d" not in hosts(world)
+    world.revive("d")
+    world.run(until=lambda: "worker/d" in hosts(world))
+    assert hosts(world)["worker/d"] == "d"
+
+
+def test_agent_that_no_epoch_holds_waits_for_the_host_that_declares_it():
+    world = late_and_given_away()
+    world.add("e", agents=("other/e",), kinds=("worker",))
+    world.add("f")
+    world.run(until=lambda: {"other/e", "worker/f"} <= hosts(world).keys())
+    lose(world, "f")
+    world.run(until=recovered(world, 3))
+    assert "worker/f" not in hosts(world)
+    world.revive("f")
+    world.run(until=lambda: "worker/f" in hosts(world))
+    assert hosts(world)["worker/f"] == "f"
+
+
+def test_agent_that_the_epoch_holds_under_another_name_is_none_that_it_does_not_hold():
+    """An operator who names an epoch says all names anew: what was renamed since does not begin beside itself."""
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("a")
+    world.add("b", "e", kinds=("worker",))
+    world.run(until=world.ready)
+    commit(world, 1)
+    world.kill_participant("a")
+    world.revive("a", agents=("worker/new",))
+    world.run(2)
+    world.restore(1, renames=(("worker/a", "worker/new"),))
+    world.run(until=recovered(world, 2))
+    world.restore(None, moves=(("worker/new", "b"),))
+    world.run(until=recovered(world, 3))
+    assert hosts(world) == {"worker/new": "b", "worker/b": "b", "worker/e": "e"}
+    lose(world, "b")
+    request = world.restore(1)
+    world.run(until=recovered(world, 4))
+    assert world.answers[request]["outcome"] == "begun"
+    assert hosts(world) == {"worker/a": "e", "worker/b": "e", "worker/e": "e"}
