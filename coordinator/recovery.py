@@ -470,7 +470,7 @@ class RecoveryKeeper:
         names = self._names(epoch, agents)
         if names is None:
             return
-        new = last.keys() - self._held(epoch, agents)
+        new = last.keys() - self._held(epoch, agents, names) if epoch else frozenset[str]()
         agents = {names.get(agent, agent): name for agent, name in agents.items()}
         dropped = self._dropped(epoch, agents)
         agents = {agent: name for agent, name in agents.items() if agent not in dropped}
@@ -553,10 +553,10 @@ class RecoveryKeeper:
             return None
         return renames
 
-    def _held(self, epoch: int, agents: Iterable[str]) -> frozenset[str]:
-        """What agents that an epoch holds are called now."""
-        names = self._ledger.names_since(epoch, agents) if epoch else {}
-        return frozenset(names.get(agent, agent) for agent in agents)
+    def _held(self, epoch: int, agents: Iterable[str], names: Mapping[str, str]) -> frozenset[str]:
+        """What agents that an epoch holds are called now, whatever an operator has said (`names`) that they are to be called."""
+        called = names if self._keeps() else self._ledger.names_since(epoch, agents)
+        return frozenset(called.get(agent, agent) for agent in agents)
 
     def _since_the_start(self, names: Mapping[str, str]) -> Mapping[str, str]:
         """First name of each agent that was ever renamed -> its name from now on.
