@@ -83,14 +83,15 @@ async def others_start(cluster, prefix, count):
     return started
 
 
-@pytest.mark.parametrize("held", [True, False], ids=["by an epoch", "by none"])
-async def test_host_that_comes_back_has_what_was_moved_to_it_and_nobody_waits_for_anybody_else(tmp_path, held):
+HELD = pytest.mark.parametrize("held", [True, False], ids=["held by an epoch", "held by none"])
+LATE = "notebook/late"
+
+
+@HELD
+async def test_host_that_comes_back_has_what_it_was_given_and_nobody_waits_for_anybody_else(tmp_path, held):
     """Its own program does not name the agent. Nobody takes agents over here: what is not placed is waited for for ever."""
     async with real_cluster(tmp_path, policy=AUTO, takes=True) as cluster:
-        await cluster.commit_one()
-        await a_newcomer_gives_its_agent_to(cluster, "bank-3")
-        if held:
-            await cluster.commit_one()
+        await a_newcomer_gives_its_agent_to(cluster, "bank-3", held=held)
         await kill(cluster, "bank-3")
         await cluster.join("bank-3")
         await recovered(cluster, 3)
@@ -99,11 +100,12 @@ async def test_host_that_comes_back_has_what_was_moved_to_it_and_nobody_waits_fo
         await cluster.judge()
 
 
-async def test_agent_that_no_epoch_holds_begins_at_home_if_the_host_that_it_was_moved_to_never_comes_back(tmp_path):
-    """The rollback goes to before it was there, and brings the others only."""
+@HELD
+async def test_agent_is_at_home_again_if_the_host_that_it_was_given_to_never_comes_back(tmp_path, held):
+    """Where no epoch holds it the rollback goes to before it was there; it begins there, and nobody waits for it."""
     async with real_cluster(tmp_path, policy={**AUTO, "takeover_after_ms": 500}, takes=True) as cluster:
-        await cluster.commit_one()
-        await a_newcomer_gives_its_agent_to(cluster, "bank-3")
+        await a_newcomer_gives_its_agent_to(cluster, "bank-3", held=held)
+        cluster.participants["bank-3"].ended_on_purpose = True
         await kill(cluster, "bank-3")
         await recovered(cluster, 3)
         placed = hosts_of(cluster, (await cluster.commit_one())["epoch"])
@@ -112,16 +114,17 @@ async def test_agent_that_no_epoch_holds_begins_at_home_if_the_host_that_it_was_
         await cluster.judge()
 
 
-LATE = "notebook/late"
-
-
-async def a_newcomer_gives_its_agent_to(cluster, name):
-    """It joins behind the epoch."""
+async def a_newcomer_gives_its_agent_to(cluster, name, *, held):
+    """It joins behind epoch 1. The command takes an epoch before it moves anything; a restore of epoch 1 does not."""
+    assert (await cluster.commit_one())["epoch"] == 1
     first = next(iter(cluster.specs.values()))
     late = msgspec.structs.replace(first, id="late", agents=(), odd=(("notebook", "late"),), takes=False)
     await cluster.start_participant(late, module="tests.e2e.process")
-    code, document, _ = await cleancut("agent", "move", LATE, name, "--dir", str(cluster.folder))
-    assert code == 0, document
+    if held:
+        code, document, _ = await cleancut("agent", "move", LATE, name, "--dir", str(cluster.folder))
+        assert code == 0, document
+    else:
+        await cluster.call("POST", "/v1/epochs/1/restore", {"moves": {LATE: name}, "wait": True})
     await recovered(cluster, 2)
 
 
