@@ -1,8 +1,8 @@
 """Who is to host which agent after a rollback. Pure.
 
 An agent goes to whoever is live and declares it (or has adopted it before); that is how a cluster comes back on other
-hosts: they declare its agents. One that was given to another host stays that host's, unless that has left in order. What
-nobody declares waits for its host to come back, and after a while goes to who has given it away, or to those that can take
+hosts: they declare its agents. One that was given to another host stays that host's, also where that was lost and comes
+back, unless it has left in order. What nobody declares waits for its host to come back, and after a while goes to who has given it away, or to those that can take
 its kind, evenly. An agent for which there is nobody holds up the rollback, by name: none is ever dropped in silence (D12).
 
 An agent that the epoch does not hold holds up nothing: it begins with its host, when that is back. One that its host had
@@ -69,11 +69,6 @@ def place(
     adoptions: dict[str, list[str]] = {}
     missing: dict[str, list[str]] = {}
 
-    def host_again(agent: str, before: str) -> str | None:
-        record = live.get(before)
-        back = record is not None and (agent.partition("/")[0] in record.kinds or agent in record.declared)
-        return before if back else None
-
     def any_host(agent: str) -> str | None:
         kind = agent.partition("/")[0]
         able = [record.id for record in live.values() if kind in record.kinds]
@@ -85,7 +80,7 @@ def place(
 
     for agent in sorted(agents.keys() - hosted):
         before = last.get(agent, agents[agent])
-        target = host_again(agent, before) or (None if agent in last else declared.get(agent))
+        target = None if agent in last else declared.get(agent)
         if target is None and (anybody or given_up.get(before, False)):
             target = any_host(agent)
         if target is None:
@@ -94,7 +89,7 @@ def place(
             take(agent, target)
     before_of = {record.id: record for record in known}
     for agent in sorted({*new} - hosted):
-        target = host_again(agent, last[agent]) or declared.get(agent)
+        target = declared.get(agent)
         record = before_of.get(last[agent])
         # Who declares it begins it when that is back; who is back without it was to be without it.
         if target is None and (record is None or not (record.live or agent in record.declared)):

@@ -713,7 +713,7 @@ MUTANTS: Final[dict[str, Mutant]] = {
         **_ELSEWHERE,
     ),
     "given-is-lost": Mutant(
-        what="a host that comes back is not given again what it had been given",
+        what="a host that comes back has not what it had been given",
         patch=at_elsewhere.given_is_lost,
         **_ELSEWHERE,
     ),

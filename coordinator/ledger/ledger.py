@@ -564,6 +564,8 @@ class Ledger(RollbackRules, SavepointRules):
             self._joining_count += goes_on is None
             self._newcomer(record.id)
         record.address = command.address
+        if not resumed and known is not None and known.state == LOST:
+            record.adopted = self._has_again(known, command)
         if resumed and record.state != JOINING:
             # What it has given away does not begin in the middle of its life.
             given_up |= set(record.declared) - set(record.agents)
@@ -578,6 +580,20 @@ class Ledger(RollbackRules, SavepointRules):
         self._drop_adoptions("", record.agents)
         self._membership_changed()
         return _yes(session=record.session, resumed=resumed)
+
+    def _has_again(self, known: ParticipantRecord, command: RegisterCommand) -> tuple[str, ...]:
+        """What a member that was lost had been given: its program does not declare it, and nobody else is to have it yet."""
+        member = next((each for each in self.state.topology.members if each.id == known.id), None)
+        if member is None:
+            return ()  # there was a rollback without it
+        return tuple(
+            agent
+            for agent in known.adopted
+            if agent in member.agents
+            and agent.partition("/")[0] in command.kinds
+            and agent not in self._hosts
+            and agent not in self.state.adoptions
+        )
 
     def _goes_on(self, known: ParticipantRecord | None, command: RegisterCommand) -> Resumption | None:
         """What a lost participant that comes back goes on from, if it can: nobody else need notice."""

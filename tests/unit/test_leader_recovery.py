@@ -1116,6 +1116,40 @@ def test_agent_whose_host_comes_back_with_code_that_does_not_take_it_is_waited_f
     assert hosts(world) == {"worker/a": "a", "worker/b": "b", "worker/c": "c"}
 
 
+def test_program_that_calls_its_agents_otherwise_is_not_given_them_under_the_old_names():
+    """It takes their kind, and an operator is to say what they are called: an old name that has a host cannot be mapped any more."""
+    world = World(policy=RECOVERING)
+    world.elect(world.coordinators[0])
+    world.add("a", "b", kinds=("worker",))
+    world.run(until=world.ready)
+    commit(world, 1)
+    lose(world, "a")
+    world.revive("a", agents=("worker/new",))
+    world.run(2)
+    assert world.ledger.state.incarnation == 1
+    world.restore(1, renames=(("worker/a", "worker/new"),))
+    world.run(until=recovered(world, 2))
+    assert hosts(world) == {"worker/new": "a", "worker/b": "b"}
+
+
+def test_host_that_comes_back_after_a_rollback_without_it_has_nothing_of_what_it_had_been_given():
+    """The agent has another name since, and would begin beside itself."""
+    world = given_away()
+    lose(world, "b")
+    world.add("d", agents=("worker/new", "worker/b"))
+    world.participants["a"].disconnect("cable")
+    world.participants["a"].dead = True
+    world.run(until=lambda: world.ledger.state.participants["a"].state == "lost")
+    world.revive("a", agents=("other/a",))
+    world.run(1)
+    world.restore(1, renames=(("worker/a", "worker/new"),))
+    world.run(until=recovered(world, 3))
+    assert hosts(world)["worker/new"] == "d"
+    world.revive("b", agents=("other/b",))
+    world.run(until=lambda: "b" in {member.id for member in world.ledger.state.topology.members})
+    assert hosts(world) == {"worker/new": "d", "worker/b": "d", "worker/c": "c", "other/a": "a", "other/b": "b"}
+
+
 def test_agent_that_was_given_away_goes_home_where_its_host_stays_away():
     """Whoever declares it can take it, of whatever kinds it takes others: before anybody who takes that kind."""
     world = given_away()
