@@ -215,6 +215,7 @@ class ParticipantMachine(Channels):
         streams: Mapping[str, ResumedStreams],
         unrouted: Iterable[Delivery] = (),
         inputs: Iterable[TokenPair] = (),
+        agents: tuple[str, ...] | None = None,
     ) -> None:
         """Go on from a log, if the coordinators agree; before the first registration.
 
@@ -225,10 +226,11 @@ class ParticipantMachine(Channels):
             streams: By peer.
             unrouted: Messages to agents that nobody hosted.
             inputs: Outside input with tokens that the agents have had.
+            agents: That it holds, in order; None: those that are declared here.
         """
         assert not self.session, "a life goes on from a log before it registers"
         ends = tuple(StreamEnd(peer, each.line, each.sent, each.received) for peer, each in sorted(streams.items()))
-        self._resumption = Resumption(session=session, line=line, incarnation=incarnation, streams=ends)
+        self._resumption = Resumption(session=session, line=line, incarnation=incarnation, streams=ends, agents=agents)
         self._resumed = streams
         self._unrouted.extend(unrouted)
         self.unrouted_bytes = sum(len(data) for _, data in self._unrouted)

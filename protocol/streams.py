@@ -41,6 +41,8 @@ class Resumption(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     line: int
     incarnation: int
     streams: tuple[StreamEnd, ...] = ()
+    agents: tuple[str, ...] | None = None
+    """That the log holds, in order; None: those that the participant declares."""
 
 
 def line_of(member: Member) -> int:

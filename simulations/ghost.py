@@ -21,8 +21,9 @@ from simulations.state_forms import agent_fields
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from participant.host import AgentHost
     from participant.machine_events import (
         AnnounceEpoch,
         AnnounceRepeated,
@@ -171,16 +172,17 @@ class GhostLife:
         """That its machine is in now."""
         return int(self._life.machine.incarnation)
 
-    def agents_now(self) -> dict[str, AgentNow]:
-        """What its agents are."""
+    def agents_now(self, hosts: Iterable[AgentHost] | None = None) -> dict[str, AgentNow]:
+        """What its agents are, or those that it is about to have."""
         forms = self._life.cluster.workload.forms
-        return {host.id: agent_now(host, forms.at_cut(host)) for host in self._life.hosts}
+        found = self._life.hosts if hosts is None else hosts
+        return {host.id: agent_now(host, forms.at_cut(host)) for host in found}
 
     def adopt(self, before: GhostLife, moment: Moment) -> None:
         """Go on where another life of the line was in a moment."""
         self.incarnation, self.opening, self.kept = before.incarnation, before.opening, before.kept
         self.outgoing_ever, self.incoming_ever = before.outgoing_ever, before.incoming_ever
-        self.unrouted, self.clock = list(moment.unrouted), moment.clock
+        self.unrouted, self.clock, self.had = list(moment.unrouted), moment.clock, set(moment.had)
         self.is_restored = before.is_restored
 
     # --- messages -----------------------------------------------------------------------------------------------------

@@ -193,9 +193,7 @@ def for_recovery(options: Options, *, elsewhere: bool | None = None) -> None:
 
 def for_turns(options: Options) -> None:
     """The same world, recovering and in the second mode, in which who crashes goes on from its log of turns."""
-    options.turns, options.by_hand = True, False
-    # Who hosts what it did not declare never goes on from its log.
-    options.elsewhere, options.takeover_ns, options.spares, options.settled = False, 0, 0, False
+    options.turns, options.by_hand, options.settled = True, False, False
     # A log takes a write of the disk for each turn of the loop: no more than it can keep up with.
     options.nodes, options.burst = min(options.nodes, 4), min(options.burst, 3)
     options.tick_ns, options.store_ns = max(options.tick_ns, 200 * MS), min(options.store_ns, 20 * MS)

@@ -524,7 +524,7 @@ class Ledger(RollbackRules, SavepointRules):
                 return _no("agent-taken", f"{agent} is hosted by {host}", agent=agent, host=host)
             given_up.add(agent)  # it was away too long: another participant has taken this agent
         resumed = known is not None and known.live
-        goes_on = None if given_up else self._goes_on(known, command)
+        goes_on = self._goes_on(known, command)
         if not resumed and self._live_count >= PARTICIPANTS_MAX:
             return _no("full", f"{PARTICIPANTS_MAX} participants are live, which is the limit")
 
@@ -554,6 +554,8 @@ class Ledger(RollbackRules, SavepointRules):
                 record.line, record.streams = goes_on.line, goes_on.streams
                 record.resumed_from = goes_on.session
                 record.fresh = known.fresh
+                # What it has given away may be nobody's at this moment: its host has been lost as well, and comes back with it.
+                given_up |= set(command.agents) - set(known.agents)
             if known is not None and record.fresh == known.fresh:
                 record.fresh_of = dict(known.fresh_of)
             elif known is None:
@@ -584,8 +586,8 @@ class Ledger(RollbackRules, SavepointRules):
     def _has_again(self, known: ParticipantRecord, command: RegisterCommand) -> tuple[str, ...]:
         """What a member that was lost had been given: its program does not declare it, and nobody else is to have it yet."""
         member = next((each for each in self.state.topology.members if each.id == known.id), None)
-        if member is None:
-            return ()  # there was a rollback without it
+        if member is None or self.policy.recovery == "off":
+            return ()  # there was a rollback without it, or there is none that would bring them back
         return tuple(
             agent
             for agent in known.adopted
@@ -610,10 +612,10 @@ class Ledger(RollbackRules, SavepointRules):
             or resumption.line != (known.line or known.session)
             # A session that had not written anything yet has changed nothing.
             or resumption.session not in (known.session, known.resumed_from)
-            or tuple(sorted(set(command.agents))) != known.agents
-            or known.adopted
+            or tuple(sorted(set(command.agents))) != known.declared
+            or (known.declared if resumption.agents is None else resumption.agents) != known.agents
             or (None if command.targets is None else tuple(sorted(set(command.targets)))) != known.targets
-            or any(agent in self.state.adoptions for agent in command.agents)
+            or any(agent in self.state.adoptions or agent in self._hosts for agent in known.agents)
         ):
             return None
         member = next((each for each in self.state.topology.members if each.id == known.id), None)

@@ -403,7 +403,9 @@ class Conductor:
                 and resumes is not None
                 and (resumes.session, resumes.line) == (lost.session, lost.stream_line or lost.session)
                 and resumes.incarnation == self.incarnation
+                and {*(message.agents if resumes.agents is None else resumes.agents)} == {*lost.agents}
             ):
+                seat.agents = lost.agents
                 seat.stream_line, seat.streams = resumes.line, resumes.streams
                 del self._lost[message.participant]
         seat.line = line

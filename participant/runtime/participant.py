@@ -709,6 +709,7 @@ class Participant:
             streams=recovered.streams,
             unrouted=recovered.unrouted,
             inputs=recovered.input_tokens,
+            agents=None if base.agents == self._declared() else base.agents,
         )
 
     def _log_turns(self, turns: list[Committed]) -> None:
@@ -942,7 +943,7 @@ class Participant:
             boot_id=self._boot_id,
             build=__version__,
             address=self._wire.address,
-            agents=tuple(sorted(agent.id for agent in self._agents)),
+            agents=self._declared(),
             agent_versions={agent.id.partition("/")[0]: agent.state_version for agent in self._agents},
             targets=self.config.targets,
             session=self._machine.session,
@@ -953,6 +954,9 @@ class Participant:
             durability=self.config.durability,
             resumes=self._machine.resumption if not self._machine.session else None,
         )
+
+    def _declared(self) -> tuple[str, ...]:
+        return tuple(sorted(agent.id for agent in self._agents))
 
     def heartbeat_message(self) -> Heartbeat | None:
         """From the control connection: what keeps the lease."""

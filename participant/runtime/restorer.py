@@ -128,6 +128,7 @@ class Restorer:
         self._clock = clock
         self._tasks = tasks
         self._sink = sink
+        self._declared = list(hosts)
         self._known: dict[str, AgentHost] = {host.id: host for host in hosts}
         """All that were here at any time: an agent that went and comes back is the same object."""
         self._taken: dict[str, None] = {}
@@ -174,7 +175,7 @@ class Restorer:
         """
         assert self._turns is not None, "turns are logged"
         recovered = await self._turns.recover(
-            {host.id: host for host in self._hosts},
+            self._host_of,
             loader=self._loader,
             load=self._load,
             start_fresh=lambda host, fresh: host.start_fresh(self._cluster, fresh),
@@ -186,6 +187,7 @@ class Restorer:
             if self._turns.disturbed:
                 self.forget()
         else:
+            self._be_here([self._known[agent] for agent in recovered.base.agents])
             self._outlet.check(self._hosts)
             self.input_position, self.input_tokens = recovered.input_position, recovered.input_tokens
             if self._intake is not None:
@@ -195,7 +197,8 @@ class Restorer:
         return recovered
 
     def forget(self) -> None:
-        """The agents are as they began."""
+        """The agents that are declared here are here, as they began."""
+        self._be_here(self._declared)
         self.input_position, self.input_tokens, self.input_from = None, (), None
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         for host in self._hosts:
@@ -230,7 +233,12 @@ class Restorer:
         self._fresh = Numbers.of(member)
         self._began_here = True
         wanted = frozenset(member.agents)
-        self._be_here([host for host in self._hosts if host.id in wanted])
+        declared = [host for host in self._declared if host.id in wanted]
+        given = [self._host_of(agent) for agent in sorted(wanted.difference(host.id for host in declared))]
+        allowed = allow_own_pickle() if self._allow_cloudpickle else None
+        for host in given:
+            self._beginnings[host.id].load(host, now=self._clock.now(), allowed=allowed)
+        self._be_here([*declared, *given])
         for host in self._hosts:
             host.descend(host.id if ancestry is None else ancestry.first_name(host.id))
             host.start_fresh(self._cluster, self._fresh.number(host.id))
@@ -315,7 +323,10 @@ class Restorer:
         factory = self._factories.get(kind)
         if factory is None:
             raise RecoveryError(f"agent {agent} is placed on {self._participant}, which knows no agents of kind {kind}")
-        made = factory(name)
+        try:
+            made = factory(name)
+        except Exception as error:  # a user's code may raise anything
+            raise RecoveryError(f"agent {agent} cannot be made here: {type(error).__name__}: {error}") from error
         if getattr(made, "id", None) != agent:
             raise RecoveryError(f"what was made for agent {agent} calls itself {getattr(made, 'id', made)!r}")
         host = AgentHost(made, self._registry, self._cut_clock)

@@ -156,7 +156,7 @@ class TurnKeeper:
 
     async def recover(
         self,
-        hosts: Mapping[str, AgentHost],
+        host_of: Callable[[str], AgentHost],
         *,
         loader: Loader,
         load: Callable[[Restore], Awaitable[Loaded]],
@@ -167,6 +167,8 @@ class TurnKeeper:
     ) -> Recovered | None:
         """Bring the agents to where the log ends; None: there is none that is any good, and they may be anyhow.
 
+        Which they are the log says: others were given to this participant, or taken from it.
+
         Raises:
             StoreError: Store or disk do not work, or it is another participant's.
             FencedError: A later life has the folder.
@@ -176,7 +178,8 @@ class TurnKeeper:
             if base is None:
                 await asyncio.to_thread(self._logger.read)
                 return None
-            self._check(base, hosts)
+            self._check(base)
+            hosts = {agent: host_of(agent) for agent in base.agents}
             life = await asyncio.to_thread(self._take_over, base)
             self.disturbed = True
             recovered = await self._replay(base, hosts, loader, load, start_fresh, allowed, now)
@@ -201,11 +204,9 @@ class TurnKeeper:
         self._folder.take_over(life)
         return life
 
-    def _check(self, base: TurnBase, hosts: Mapping[str, AgentHost]) -> None:
+    def _check(self, base: TurnBase) -> None:
         if (base.cluster, base.participant) != (self._cluster, self._participant):
             raise RecoveryError(f"{self._folder.path} is of {base.participant} in cluster {base.cluster}")
-        if tuple(sorted(hosts)) != base.agents:
-            raise RecoveryError(f"the log is of agents {', '.join(base.agents)}; others are here")
 
     async def _replay(
         self,

@@ -29,11 +29,13 @@ from protocol.items import KIND_MESSAGE, item_kind, message_payload
 from protocol.messages import Envelope
 from protocol.streams import line_of
 from simulations.operator import REASON
+from simulations.options import PATIENT_NS
 from simulations.violations import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from coordinator.ledger import Ledger
     from participant.host import AgentHost
     from participant.machine_events import Delivery
     from participant.peers import ResumedStreams
@@ -48,7 +50,7 @@ _decode = msgspec.msgpack.Decoder(Envelope).decode
 class Moment:
     """What a participant was at one boundary of its log."""
 
-    __slots__ = ("agents", "clock", "delivered", "events", "number", "outputs", "sent", "unrouted")
+    __slots__ = ("agents", "clock", "delivered", "events", "had", "number", "outputs", "passed", "sent", "unrouted")
 
     def __init__(self, number: int, life: GhostLife, events: int, outputs: int) -> None:
         self.number = number
@@ -56,6 +58,8 @@ class Moment:
         self.agents = life.agents_now()
         self.sent = {stream: len(stream.sent) for stream in life.outgoing_ever}
         self.delivered = {stream: stream.delivered for stream in life.incoming_ever}
+        self.passed = {stream: dict(stream.passed_over) for stream in life.incoming_ever if stream.passed_over}
+        self.had = frozenset(life.had)
         self.unrouted = list(life.unrouted)
         self.clock = life.clock
         self.events = events
@@ -109,6 +113,10 @@ class Turns:
         """Participant -> line that its newest life has read from its log, and up to which record."""
         self._bases: dict[str, TurnBase | None] = {}
         """Participant -> what its newest life found on its disk to build on."""
+        self._declared: dict[str, tuple[str, ...]] = {}
+        """Participant -> what its newest registration declares."""
+        self._adopting: dict[str, None] = {}
+        """Agents that are to have another host when the next incarnation begins."""
         self._begun_anew: dict[str, None] = {}
         """Participants because of which an incarnation may begin."""
         self._claimed: dict[str, GhostLife] = {}
@@ -173,6 +181,7 @@ class Turns:
         number: int,
         streams: Mapping[str, ResumedStreams],
         unrouted: Iterable[Delivery],
+        hosts: Iterable[AgentHost],
     ) -> None:
         """A life has read its log, and has not registered.
 
@@ -183,6 +192,7 @@ class Turns:
             number: Of the log's last record.
             streams: Where its streams go on.
             unrouted: What waits for agents to appear.
+            hosts: Of the agents that its log brings back.
 
         Raises:
             Violation: I17, I6.
@@ -201,7 +211,7 @@ class Turns:
             return
         moment = self._moment_of(name, line, number)
         where = f"{name}, line {base.line}, comes back from record {number} (moment {moment.number})"
-        self._compare(where, life, moment, unrouted)
+        self._compare(where, life.agents_now(hosts), moment, unrouted)
         self._check_seen(where, line, moment)
         self._check_acknowledged(where, name, base, streams)
         self._check_flying(where, line, moment, streams)
@@ -228,8 +238,7 @@ class Turns:
             raise Violation("I17", f"{name} comes back from record {number}, behind which its epoch is committed")
         return line.moments[index]
 
-    def _compare(self, where: str, life: GhostLife, moment: Moment, unrouted: Iterable[Delivery]) -> None:
-        now = life.agents_now()
+    def _compare(self, where: str, now: Mapping[str, AgentNow], moment: Moment, unrouted: Iterable[Delivery]) -> None:
         if sorted(now) != sorted(moment.agents):
             raise Violation("I17", f"{where}: it has {sorted(now)}, there were {sorted(moment.agents)}")
         for agent, there in moment.agents.items():
@@ -311,6 +320,7 @@ class Turns:
             del stream.stamps[kept:]
         for stream in life.incoming_ever:
             stream.delivered = moment.delivered.get(stream, 0)
+            stream.passed_over = dict(moment.passed.get(stream, ()))
         if self.events.get(life.line, 0) > moment.events:
             ghost.forget(life.line, moment.events)
             self.events[life.line] = moment.events
@@ -346,6 +356,8 @@ class Turns:
         line.life = life
         self.cluster.disk_of(life.name).harmed = False
         self.cluster.probes.hit("turns.resumed")
+        if sorted(line.moments[-1].agents) != sorted(self._declared.get(life.name, ())):
+            self.cluster.probes.hit("turns.resumed_elsewhere")
 
     def line(self, session: int, incarnation: int) -> int:
         """First session of the line that a session is of in an incarnation."""
@@ -360,13 +372,17 @@ class Turns:
             Violation: I24, I31.
         """
         ledger = coordinator.ledger
-        if command["kind"] == "register":
+        if command["kind"] == "adopt":
+            self._adopting.update(dict.fromkeys(command["agents"]))
+        elif command["kind"] == "register":
             record = ledger.state.participants[command["participant"]]
             before = self._registered.get(record.id)
             line = record.line or record.session
             if before is not None and before[0] == record.session:
                 return
             self._registered[record.id] = (record.session, line)
+            declared = self._declared.get(record.id, record.declared)
+            self._declared[record.id] = record.declared
             if line != record.session:
                 if before is None or before[1] != line:
                     raise Violation("I24", f"{record.id} goes on as line {line}, it was {before}")
@@ -375,7 +391,8 @@ class Turns:
                 member.id == record.id and line_of(member) == before[1] for member in ledger.state.topology.members
             ):
                 key = (record.id, ledger.state.incarnation, before[1])
-                self._begins_anew(record.id, key, begun=ledger.incarnation_begun)
+                has_changed = declared != record.declared or self._has_lost(key, ledger)
+                self._begins_anew(record.id, key, begun=ledger.incarnation_begun and not has_changed)
 
     def _begins_anew(self, name: str, before: tuple[str, int, int], *, begun: bool) -> None:
         """A member that was lost comes back as nobody's successor: everybody has to go back."""
@@ -390,6 +407,12 @@ class Turns:
                 f"{name} comes back anew; nothing has happened to its disk, and others have seen what it was, {before}",
             )
         self._begun_anew[name] = None
+
+    def _has_lost(self, key: tuple[str, int, int], ledger: Ledger) -> bool:
+        """Whether somebody else has agents of a line by now, or is to have them."""
+        line = self._lines.get(key)
+        agents = () if line is None else line.moments[-1].agents
+        return any(agent in self._adopting or ledger.host_of(agent) not in {None, key[0]} for agent in agents)
 
     def _was_seen(self, line: _Line) -> bool:
         """Whether anybody knows of anything that the line did."""
@@ -416,9 +439,15 @@ class Turns:
         Raises:
             Violation: I31.
         """
+        self._adopting.clear()
+        operator = self.cluster.operator
+        asked = cause.startswith(REASON) or operator.asked_by(cause) is not None
+        # Whoever stays away is waited for as long as the policy says.
+        patience_ns = self.cluster.options.takeover_ns
+        stays_away = 0 < patience_ns < PATIENT_NS or cause.partition(" ")[0] in self.cluster.absent
         unfinished = incarnation > 2 and not self._ghost.rollbacks.has_begun(incarnation - 1)
-        if not (self._begun_anew or unfinished or cause.startswith(REASON)):
-            raise Violation("I31", f"incarnation {incarnation} begins, and nobody had to begin anew")
+        if not (self._begun_anew or unfinished or asked or stays_away):
+            raise Violation("I31", f"incarnation {incarnation} begins, and nobody had to begin anew: {cause}")
         self._begun_anew.clear()
         # Lines end with their incarnation.
         self._registered = {name: (session, session) for name, (session, _) in self._registered.items()}

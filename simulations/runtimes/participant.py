@@ -39,7 +39,7 @@ from simulations.violations import Violation
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Mapping, Sequence
 
     from participant.agent import Agent
     from participant.effects.entries import Entry
@@ -119,7 +119,8 @@ class WatchedKeeper(TurnKeeper):
     async def _replay(self, *arguments: Any) -> Recovered:  # noqa: ANN401 - as its base
         recovered = await super()._replay(*arguments)
         # Before it is claimed: who dies while it does has decided what its successor reads.
-        told = self.found, recovered.base, self.number, recovered.streams, recovered.unrouted
+        hosts: Mapping[str, AgentHost] = arguments[1]
+        told = self.found, recovered.base, self.number, recovered.streams, recovered.unrouted, hosts.values()
         self.life.judged(self.life.ghost.recovered, *told)
         return recovered
 
@@ -174,7 +175,7 @@ class WatchedParticipant(Participant):
             keeper.found = None
         await super()._recover_turns()
         if keeper.base is None:
-            self._judged(self.life.ghost.recovered, keeper.found, None, 0, {}, ())
+            self._judged(self.life.ghost.recovered, keeper.found, None, 0, {}, (), ())
 
     def _begin_turns(self, turns: TurnKeeper, effect: EnterTopology, member: Member) -> None:
         super()._begin_turns(turns, effect, member)

@@ -8,7 +8,7 @@ import pytest
 import pytest_asyncio
 
 from tests.e2e.process import EXIT_ENDED
-from tests.e2e.real_cluster import real_cluster, until
+from tests.e2e.real_cluster import cleancut, real_cluster, until
 from tests.e2e.test_recovery import AUTO, LEASE_MS, incarnation_of, kill, recovered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.asyncio(loop_scope="module")]
@@ -98,3 +98,20 @@ async def test_lost_disk_takes_everybody_to_the_newest_epoch(cluster):
     await recovered(cluster, 2)
     await cluster.commit_one()
     await cluster.judge()
+
+
+async def test_who_was_given_an_agent_goes_on_with_it_and_who_gave_it_without(tmp_path):
+    """Neither takes anybody else back, though their programs name the same agents as ever."""
+    policy = {**AUTO, "durability": "turn"}
+    async with real_cluster(tmp_path, policy=policy, lease_ms=LEASE_MS, takes=True) as cluster:
+        await cluster.commit_one()
+        code, document, _ = await cleancut("agent", "move", "account/a1", "bank-3", "--dir", str(cluster.folder))
+        assert code == 0, document
+        for name in ("bank-3", "bank-1", "bank-3"):
+            await kill(cluster, name)
+            await cluster.join(name)
+            assert await incarnation_of(cluster) == 2
+        await cluster.commit_one()
+        assert "account/a1" in (await cluster.ask("bank-3", {"do": "incarnation"}))["agents"]
+        assert "account/a1" not in (await cluster.ask("bank-1", {"do": "incarnation"}))["agents"]
+        await cluster.judge()

@@ -43,6 +43,10 @@ class Book(Agent, kind="book"):
     async def on_start(self, ctx: Context) -> None:
         self.starts += 1
 
+    @classmethod
+    def nowhere(cls, name: str) -> Book:
+        raise OSError(f"no book {name}")
+
     @handler
     def on_add(self, ctx: Context, add: Add) -> None:
         self.numbers = [*self.numbers, add.number]
@@ -66,6 +70,18 @@ class Fresh(Conductor):
             for member in self.topology.members
         )
         self.topology = Topology(self.topology.version, members)
+
+
+class Generous(Fresh):
+    """Gives agents to who joins."""
+
+    def _make_topology(self) -> None:
+        super()._make_topology()
+        given = tuple(
+            msgspec.structs.replace(member, agents=(*member.agents, f"book/more-{member.id}"))
+            for member in self.topology.members
+        )
+        self.topology = Topology(self.topology.version, given)
 
 
 class Waiting(LocalControl):
@@ -95,6 +111,7 @@ class World:
         self.store = MemoryStore(CLUSTER)
         self.conductor = Fresh(cluster=CLUSTER, store=self.store, keys=KEYS)
         self.local = {"a": folder / "a", "b": folder / "b"}
+        self.takes: list[Any] | dict[str, Any] = [Book]
         self.here: dict[str, Participant] = {}
         self._open: list[Participant] = []
 
@@ -115,6 +132,7 @@ class World:
             store=self.store,
             secret=SECRET,
             durability="turn",
+            takes=self.takes,
             local=str(self.local[name]),
             control=control or LocalControl(self.conductor),
             wire=MemoryTransport(name, hub or self.hub),
@@ -409,3 +427,70 @@ async def test_rollback_that_comes_while_a_life_begins_to_log_lets_it_put_that_d
         await world.add("a", 1)
         await world.has("a", 1)
         assert {name: each.incarnation for name, each in world.here.items()} == {"a": 2, "b": 2}
+
+
+async def test_who_joins_begins_all_that_it_is_to_have(tmp_path: Path) -> None:
+    """Also what its program does not name: else epochs would wait for it for ever."""
+    async with World(tmp_path) as world:
+        world.conductor = Generous(cluster=CLUSTER, store=world.store, keys=KEYS)
+        await world.start("a")
+        await world.here["a"].ingest("book/more-a", Add(1), token="a-1")
+        await until(lambda: books(world, "a") == {"book/a": [], "book/more-a": [1]})
+        await world.conductor.epoch()
+
+
+async def given(world: World) -> None:
+    """Both books are on b, and there is more in them than the epoch has."""
+    await world.start("a", "b")
+    await world.add("a", 1)
+    await world.add("b", 10)
+    await world.has("a", 1)
+    await world.has("b", 10)
+    await world.conductor.epoch()
+    await world.conductor.begin_rollback(1, placement={"a": (), "b": ("book/a", "book/b")})
+    await until(lambda: all(world.here[name].incarnation == 2 and world.has_begun(name) for name in "ab"))
+    await world.here["b"].ingest("book/a", Add(2), token="a-2")
+    await world.here["b"].ingest("book/b", Add(11), token="b-11")
+    await until(lambda: books(world, "b") == {"book/a": [1, 2], "book/b": [10, 11]})
+
+
+def books(world: World, name: str) -> dict[str, list[int]]:
+    return {str(agent.id): agent.numbers for agent in world.here[name].agents if isinstance(agent, Book)}
+
+
+@pytest.mark.parametrize("epoch", [False, True])
+async def test_who_was_given_agents_goes_on_with_them_from_its_log_and_who_gave_them_without(
+    tmp_path: Path, epoch: bool
+) -> None:
+    """Their programs name the same ones as ever: the log says which they have."""
+    async with World(tmp_path) as world:
+        await given(world)
+        if epoch:
+            await world.conductor.epoch()
+            await until(lambda: world.base_on_disk("b").epoch == 2)
+        for number in (3, 4):
+            await world.kill("b")
+            await world.kill("a")
+            await world.start("a", "b")
+            assert books(world, "a") == {}
+            await world.here["b"].ingest("book/a", Add(number), token=f"a-{number}")
+            numbers = list(range(1, number + 1))
+            await until(lambda numbers=numbers: books(world, "b") == {"book/a": numbers, "book/b": [10, 11]})
+        assert {each.incarnation for each in world.here.values()} == {2}
+
+
+@pytest.mark.parametrize("takes", [[], {"book": lambda name: Book(name[:-99])}, {"book": Book.nowhere}])
+async def test_who_can_not_make_what_it_was_given_comes_back_as_it_began_and_its_log_is_kept(
+    tmp_path: Path, takes: Any
+) -> None:
+    """All go back to an epoch then."""
+    async with World(tmp_path) as world:
+        await given(world)
+        await world.kill("b")
+        world.takes = takes
+        participant = await world.make("b").__aenter__()
+        assert {str(agent.id) for agent in participant.agents} == {"book/b"}
+        assert (participant._turns_recovered, participant._machine.resumption) == (0, None)
+        await until(lambda: bool(participant.session))
+        assert world.conductor.lost == ("b",)
+        assert (world.local["b"] / "b" / "turns.damaged-1").is_dir()

@@ -11,7 +11,7 @@ from simulations.faults import OUTSIDE_POINTS, TURN_POINTS
 from simulations.local_disk import FolderOfLife, LocalDisk
 from simulations.log_disk import ProcessDied
 from simulations.operator import REASON
-from simulations.options import Fault, Options, Run
+from simulations.options import PATIENT_NS, Fault, Options, Run
 from simulations.prng import stream
 from simulations.run import run
 from simulations.swarm import draw_run
@@ -37,6 +37,9 @@ def world(seed: int, *faults: Fault, **changes) -> Run:
         "store_ns": 3 * MS,
         "deep": False,
         "disk": False,
+        "elsewhere": False,
+        "takeover_ns": 0,
+        "spares": 0,
     }
     for name, value in {**settings, **changes}.items():
         setattr(what.options, name, value)
@@ -52,6 +55,21 @@ def crash(at_s: float, who: str = "p1", *, back_s: float = 0.2, kind: str = "cra
 def test_a_seed_of_the_swarm_that_logs_turns_finds_nothing(seed):
     outcome = run(draw_run(seed, turns=True))
     assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+
+
+@pytest.mark.parametrize("seed", range(100, 106))
+def test_a_seed_of_the_swarm_whose_agents_go_elsewhere_finds_nothing(seed):
+    outcome = run(draw_run(seed, turns=True, elsewhere=True))
+    assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+
+
+def test_who_was_given_agents_goes_on_with_them_and_nobody_goes_back():
+    faults = (Fault(kind="move", at_ns=2 * SECOND, rate=1), crash(3.5), crash(4.0, "p2"), crash(4.5, "p3"))
+    outcome = run(world(3, *faults, elsewhere=True, takeover_ns=PATIENT_NS))
+    assert outcome.ok, f"{outcome.kind} {outcome.invariant}: {outcome.text}"
+    assert outcome.probes["turns.resumed"] >= 3
+    assert outcome.probes["turns.resumed_elsewhere"] >= 2, "one has more than its program declares, one has less"
+    assert outcome.probes["rollback.applied"] == 1
 
 
 @pytest.mark.parametrize("workload", ["bank", "ring", "pipeline", "orders"])

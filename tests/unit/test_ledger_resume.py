@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.ledger import ConfigureCommand, Ledger, MarkLostCommand
+from coordinator.ledger import AdoptCommand, ConfigureCommand, Ledger, MarkLostCommand
 from coordinator.policy import PolicySettings
 from protocol.streams import Resumption, StreamEnd
 from tests.unit.test_ledger import cluster
+from tests.unit.test_ledger_rollback import begin, roll_back
 
 STREAMS = (StreamEnd("b", 2, 40, 50),)
 
@@ -115,6 +116,103 @@ def test_other_agents_or_targets_are_another_participant():
         resumption = Resumption(session=1, line=1, incarnation=1, streams=STREAMS)
         assert log.register("a", boot="boot-2", durability="turn", resumes=resumption, **fields)["ok"]
         assert log.ledger.lost_members() != ()
+
+
+HELD = ("w/a", "w/b")
+
+
+def moved(**fields):
+    """The agent of a is b's now, in incarnation 2, where both have lines of their own."""
+    log = cluster()
+    log.do(ConfigureCommand, policy=PolicySettings(recovery="auto", durability="turn"))
+    log.register("a", durability="turn")
+    log.register("b", durability="turn", kinds=("w",), **fields)
+    log.topology()
+    assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
+    assert roll_back(log, 0)["ok"]
+    begin(log, "a", "b")
+    return log
+
+
+def given_back(log, name="b", held=HELD, **fields):
+    session = log.ledger.state.participants[name].session
+    told = Resumption(session=session, line=session, incarnation=2, agents=held)
+    settings = {"durability": "turn", "kinds": ("w",), **fields}
+    return log.register(name, boot=f"boot-after-{session}", resumes=told, **settings)
+
+
+def test_member_that_was_given_agents_goes_on_with_them():
+    log = moved()
+    lose(log, "b")
+    assert given_back(log)["ok"]
+    record = log.ledger.state.participants["b"]
+    assert (record.state, record.agents, record.adopted, record.line) == ("member", HELD, ("w/a",), 2)
+    assert log.ledger.lost_members() == ()
+    assert log.topology()["ok"]
+    assert [member.agents for member in log.ledger.state.topology.members] == [(), HELD]
+    # And again, from what that life has written.
+    lose(log, "b")
+    log.register(
+        "b",
+        boot="boot-3",
+        durability="turn",
+        kinds=("w",),
+        resumes=Resumption(session=3, line=2, incarnation=2, agents=HELD),
+    )
+    assert log.ledger.lost_members() == ()
+
+
+def test_member_that_gave_its_agent_away_goes_on_without_it_also_while_its_host_is_lost():
+    log = moved()
+    lose(log, "b")
+    lose(log, "a")
+    assert given_back(log, "a", (), kinds=())["ok"]
+    assert log.ledger.state.participants["a"].agents == ()
+    assert log.ledger.host_of("w/a") is None
+    assert [member.id for member in log.ledger.lost_members()] == ["b"]
+    assert given_back(log)["ok"]
+    assert log.ledger.host_of("w/a") == "b"
+    assert log.ledger.lost_members() == ()
+
+
+@pytest.mark.parametrize(
+    ("held", "fields"),
+    [
+        (("w/b",), {}),
+        (None, {}),
+        (("w/a", "w/b", "w/c"), {}),
+        (HELD, {"agents": HELD}),
+        (HELD, {"agents": ()}),
+    ],
+    ids=[
+        "not what it was given",
+        "of its program's agents alone",
+        "one that it never had",
+        "declares it now",
+        "declares none",
+    ],
+)
+def test_log_of_other_agents_than_it_has_is_no_reason_to_be_a_member(held, fields):
+    log = moved()
+    lose(log, "b")
+    assert given_back(log, held=held, **fields)["ok"]
+    assert [member.id for member in log.ledger.lost_members()] == ["b"]
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_member_whose_agent_another_has_or_is_to_have_goes_back_with_all(adopted):
+    log = moved()
+    lose(log, "b")
+    if adopted:
+        assert log.do(AdoptCommand, session=1, agents=("w/a",))["ok"]
+    else:
+        lose(log, "a")
+        log.register("a", boot="boot-anew", durability="turn")
+        assert log.ledger.host_of("w/a") == "a"
+    assert given_back(log)["ok"]
+    record = log.ledger.state.participants["b"]
+    assert (record.state, record.agents) == ("joining", ("w/b",))
+    assert "b" in [member.id for member in log.ledger.lost_members()]
 
 
 def test_durability_is_one_for_all_and_is_refused_by_name():

@@ -225,6 +225,27 @@ def test_agents_of_a_lost_member_are_adopted_and_stay_where_they_are():
     assert log.ledger.state.participants["b"].agents == ("w/a", "w/b")
 
 
+@pytest.mark.parametrize(
+    ("fields", "again"),
+    [({"kinds": ("w",)}, ("w/a",)), ({}, ()), ({"kinds": ("w",), "off": True}, ())],
+    ids=["takes it", "takes it no more", "nobody is brought back"],
+)
+def test_lost_member_has_again_what_it_had_been_given(fields, again):
+    log = recovering("a", "b")
+    assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
+    assert roll_back(log)["ok"]
+    begin(log, "a", "b")
+    if fields.pop("off", False):
+        log.do(ConfigureCommand, policy=PolicySettings(recovery="off"))
+    lose(log, "b")
+    for boot in ("boot-2", "boot-3"):
+        assert log.register("b", boot=boot, **fields)["ok"]
+        record = log.ledger.state.participants["b"]
+        assert (record.adopted, record.agents) == (again, tuple(sorted((*again, "w/b"))))
+        assert log.ledger.host_of("w/a") == ("b" if again else None)
+        lose(log, "b")
+
+
 @pytest.mark.parametrize("undone", [False, True])
 def test_an_agent_that_left_in_order_with_its_new_host_is_a_new_one_where_it_begins_again(undone):
     """As the same one, its messages would be named as those that others have from it. Where all of it is undone, it is the same."""
