@@ -876,6 +876,12 @@ MUTANTS: Final[dict[str, Mutant]] = {
         **_TURNS,
         workload="orders",
     ),
+    "own-agents-only": Mutant(
+        what="who has other agents than its program declares does not go on from its log",
+        patch=at_turns.own_agents_only,
+        **_TURNS,
+        elsewhere=True,
+    ),
     "hasty-rollback": Mutant(
         what="everybody goes back, and who is lost has its log",
         patch=at_turns.hasty_rollback,

@@ -197,3 +197,16 @@ def hasty_rollback(patcher: Patcher) -> None:
     from coordinator.recovery import RecoveryKeeper
 
     patcher.method(RecoveryKeeper, "_awaited", lambda _: lambda self, now: "")
+
+
+def own_agents_only(patcher: Patcher) -> None:
+    """Who has other agents than its program declares does not go on from its log."""
+    from coordinator.ledger import Ledger
+
+    def make(goes_on: Any) -> Any:  # noqa: ANN401 - the patched method
+        def narrow(self: Any, known: Any, command: Any) -> Any:  # noqa: ANN401 - as the method
+            return None if known is not None and known.agents != known.declared else goes_on(self, known, command)
+
+        return narrow
+
+    patcher.method(Ledger, "_goes_on", make)

@@ -63,6 +63,7 @@ CAUGHT_BY = {
     "names-of-one-rollback": {"I35"},
     "map-unchecked": {"I36"},
     "given-is-lost": {"L3"},
+    "own-agents-only": {"I31"},
     "given-up-unasked": {"I35"},
     "policy-ignored": {"I31"},
     "word-overrides": {"I29"},
