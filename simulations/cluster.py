@@ -527,6 +527,7 @@ class SimulatedCluster:
             return False  # a rollback is under way
         return all(
             life.alive
+            and not life.machine.leaving  # what is said to it goes with it
             and not life.pump.busy
             and not life.input_comes
             and not life.parked_steps()
