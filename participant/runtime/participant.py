@@ -1266,6 +1266,11 @@ class Participant:
         self._restored_epoch = effect.order.epoch
         self._restored_order = effect.order
         self._renames = dict(effect.order.renames)
+        if self._steps is not None:
+            # Whoever gets another name may be another one's namesake.
+            renamed = {name for pair in effect.order.renames for name in pair}
+            mine = next((each.agents for each in effect.order.members if each.id == self.id), ())
+            self._steps.stay({*mine} - renamed)
         self._restorer.restore(effect.order)
 
     def restore_stepped(self, event: Event) -> None:

@@ -61,6 +61,10 @@ class StepCaller:
         self._ledger = ledger
         self._pause = pause
         self.counts = dict.fromkeys(("steps_done", "steps_replayed", "steps_in_doubt", "steps_diverged"), 0)
+        self.calling: set[str] = set()
+        """Steps whose call is under way."""
+        self.elsewhere: set[str] = set()
+        """Of them, those of agents that another participant hosts by now: no further call is made here."""
 
     async def perform(
         self, agent: str, context: Context, call: StepCall, token: str, *, unheard: Collection[str] = ()
@@ -124,6 +128,7 @@ class StepCaller:
                     return found
                 claim_id = found
             doubtful = True
+            self.calling.add(token)
             try:
                 value = await self._call(call.function, call.arguments, self._keywords(call, token), call.name)
                 fp("effect.called")
@@ -136,7 +141,9 @@ class StepCaller:
                 failure = error
             else:
                 return await self._record(agent, call, token, claim_id, value)
-            if attempt >= call.retry.attempts:
+            finally:
+                self.calling.discard(token)
+            if attempt >= call.retry.attempts or token in self.elsewhere:
                 if not doubtful:
                     await self._end_anyhow(token, claim_id, State.RELEASED)
                 raise failure

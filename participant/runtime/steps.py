@@ -102,6 +102,8 @@ class StepRunner:
         self._caller = StepCaller(self._ledger, self._pause)
         self._running: dict[str, asyncio.Task[FinishedStep]] = {}
         """Steps by token."""
+        self._doing: dict[str, str] = {}
+        """Of each of them the agent."""
         self._looking: asyncio.Task[None] | None = None
         self._waiters: dict[str, list[tuple[Context, Calls]]] = {}
         """Turns that await a step, by its token."""
@@ -179,6 +181,21 @@ class StepRunner:
             base = min(base, self._unheard[0])
         self._unheard = base, self._fence().incarnation
         self._spawn(self._reopen())
+
+    def stay(self, agents: Container[str]) -> None:
+        """Of the agents these stay here in the next incarnation, and others may go on elsewhere once this participant has its part.
+
+        A call that is under way for one of the others comes to its end, as it cannot be taken back, and is recorded if nobody else
+        has taken it over; no further one is made for it. Before a call there is nothing to lose: whoever hosts the agent finds out
+        what became of its claim.
+        """
+        for token, agent in self._doing.items():
+            if agent in agents:
+                self._caller.elsewhere.discard(token)
+            elif token in self._caller.calling:
+                self._caller.elsewhere.add(token)
+            else:
+                self._running[token].cancel()
 
     async def prune(self, oldest: int) -> int:
         """No epoch older than this one is kept; returns how many entries went."""
@@ -322,6 +339,7 @@ class StepRunner:
                 self._caller.perform(host.id, context, call, token, unheard=host.unheard),
                 name=f"step {call.name}",
             )
+            self._doing[token] = host.id
             task.add_done_callback(lambda done: self._performed(token, done))
         waiter = (context, calls)
         waiters = self._waiters.setdefault(token, [])
@@ -356,6 +374,8 @@ class StepRunner:
 
     def _performed(self, token: str, task: asyncio.Task[FinishedStep]) -> None:
         self._running.pop(token, None)
+        self._doing.pop(token, None)
+        self._caller.elsewhere.discard(token)
         self._waiters.pop(token, None)
         if not task.cancelled():
             # Whoever awaited it knows; where its turn has ended, the ledger says that it is in doubt.

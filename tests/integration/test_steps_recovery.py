@@ -347,6 +347,56 @@ async def test_an_agent_that_moves_finds_its_steps_at_its_new_host():
         assert Bank.calls == 1
 
 
+@pytest.mark.parametrize("moment", ["asking", "calling", "charging"])
+async def test_an_agent_that_moves_in_the_middle_of_a_step_leaves_nobody_behind_who_calls(moment: str):
+    """Its new host finds out what became of the claim, and calls if nothing did: were both to do so it would happen twice.
+
+    The old one asks the bank what became of a call that failed; or is in a call, which fails, or comes to its end.
+    """
+
+    class Other(Agent, kind="other"):
+        seen = value(int, default=0)
+
+    gate = asyncio.Event()
+    waiting = asyncio.Event()
+
+    async def wait() -> None:
+        if not gate.is_set():
+            waiting.set()
+            await gate.wait()
+
+    async def charge(order_id: str, cents: int, *, token: str) -> str:
+        first = Bank.calls == 0
+        if first and moment != "asking":
+            Bank.calls += 1
+            await wait()
+            Bank.calls -= 1
+        if not first or moment == "charging":
+            return await Bank.charge(order_id, cents, token=token)
+        Bank.calls += 1
+        raise ConnectionError
+
+    async def find(token: str) -> str | DidNotHappen:
+        await wait()
+        return await Bank.find(token)
+
+    Shop.charge = staticmethod(charge)
+    Shop.how = {"resolve": find, "retry": Shop.failure}
+    async with Cluster(Shop("main"), Other("main")) as cluster:
+        epoch = await cluster.epoch()
+        cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+        await asyncio.wait_for(waiting.wait(), 20)
+        await cluster.restore(epoch, placement={"p1": [], "p2": ["shop/main", "other/main"]})
+        gate.set()
+        await until(lambda: not cluster.participants["p1"].statistics()["steps_running"])
+        assert Bank.charges == (["o1"] if moment == "charging" else [])
+        await cluster.advance(61)
+        assert receipts(cluster) == {"o1": "receipt 1 for o1"}
+        assert (Bank.charges, Bank.calls) == (["o1"], 1 if moment == "charging" else 2)
+        (entry,) = await cluster.participants["p2"].effects(State.DONE)
+        assert entry.participant == ("p1" if moment == "charging" else "p2")
+
+
 async def test_an_entry_that_a_rollback_may_bring_back_is_not_pruned():
     async with Cluster(Shop("main")) as cluster:
         first = await cluster.epoch()
