@@ -179,8 +179,13 @@ class Operator:
             probe("operator.refused_by_name")
         if code in _FOR_GOOD or wish.kind == "wrong":
             probe(f"operator.refused_{code}")
-            if wish.kind not in NEEDED or code == "bad-map":
+            # Whoever was lost when the map was made may be back since, and host what the map was to rename.
+            if wish.kind not in NEEDED or (code == "bad-map" and self._is_as_it_was(request)):
                 self._wishes.remove(wish)
+
+    def _is_as_it_was(self, request: RestoreRequested) -> bool:
+        leader = self._cluster.log.leader
+        return leader is not None and self._map(leader.ledger, request.epoch or 0) == request.renames
 
     def _fields(self, wish: Wish, ledger: Ledger) -> dict[str, Any] | None:
         """What to ask for; None: not now, or there is nothing to do (then the wish is gone)."""
