@@ -2,8 +2,9 @@
 
 An agent goes to whoever is live and declares it (or has adopted it before); that is how a cluster comes back on other
 hosts: they declare its agents. One that was given to another host stays that host's, also where that was lost and comes
-back, unless it has left in order. What nobody declares waits for its host to come back, and after a while goes to who has given it away, or to those that can take
-its kind, evenly. An agent for which there is nobody holds up the rollback, by name: none is ever dropped in silence (D12).
+back, unless it has left in order. What nobody declares waits for its host to come back, and after a while goes to whoever has
+given it away, or to those that can take its kind, evenly. An agent for which there is nobody holds up the rollback, by
+name: none is ever dropped in silence (D12).
 
 An agent that the epoch does not hold holds up nothing: it begins with its host, when that is back. One that its host had
 been given gets another at once, or nobody would begin it.
@@ -61,8 +62,8 @@ def place(
     Returns:
         The same for the same arguments, whatever their order.
     """
-    known = sorted(participants, key=lambda record: record.id)
-    live = {record.id: record for record in known if record.live}
+    known = {record.id: record for record in sorted(participants, key=lambda record: record.id)}
+    live = {name: record for name, record in known.items() if record.live}
     hosted = {*adopted, *(agent for record in live.values() for agent in record.agents)}
     declared = {agent: record.id for record in reversed(live.values()) for agent in record.declared}
     load = {record.id: len(record.agents) for record in live.values()}
@@ -87,10 +88,9 @@ def place(
             missing.setdefault(before, []).append(agent)
         else:
             take(agent, target)
-    before_of = {record.id: record for record in known}
     for agent in sorted({*new} - hosted):
         target = declared.get(agent)
-        record = before_of.get(last[agent])
+        record = known.get(last[agent])
         # Who declares it begins it when that is back; who is back without it was to be without it.
         if target is None and (record is None or not (record.live or agent in record.declared)):
             target = any_host(agent)

@@ -312,8 +312,8 @@ class RollbackRules:
                 if agent in declared_by:
                     declared_by[agent].append(participant)
         members = self.state.topology.members
-        numbers = {agent: member.fresh for member in members for agent in member.agents}
-        numbers.update(pair for member in members for pair in member.fresh_of)
+        numbers = {agent: each.fresh for each in members for agent in each.agents if agent in declared_by}
+        numbers.update(pair for each in members for pair in each.fresh_of if pair[0] in declared_by)
         leave: dict[str, set[str]] = {}
         fresh: dict[str, dict[int, list[str]]] = {}
         come: dict[str, set[str]] = {}

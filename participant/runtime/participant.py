@@ -1267,11 +1267,14 @@ class Participant:
         self._restored_order = effect.order
         self._renames = dict(effect.order.renames)
         if self._steps is not None:
-            # Whoever gets another name may be another one's namesake.
-            renamed = {name for pair in effect.order.renames for name in pair}
-            mine = next((each.agents for each in effect.order.members if each.id == self.id), ())
-            self._steps.stay({*mine} - renamed)
+            self._steps.stay(self._staying(effect.order))
         self._restorer.restore(effect.order)
+
+    def _staying(self, order: Restore) -> frozenset[str]:
+        """Agents that an order leaves here; who has the name of one of them from then on may be another one."""
+        mine = next((frozenset(each.agents) for each in order.members if each.id == self.id), frozenset[str]())
+        first_name = str if order.ancestry is None else order.ancestry.first_name
+        return frozenset(host.id for host in self._hosts if host.id in mine and host.lineage == first_name(host.id))
 
     def restore_stepped(self, event: Event) -> None:
         """From the restorer: a step of a restore is done, or cannot be."""

@@ -197,12 +197,11 @@ class Restorer:
         return recovered
 
     def forget(self) -> None:
-        """The agents that are declared here are here, as they began."""
+        """The agents that are declared here are here, and all are as they began."""
         self._be_here(self._declared)
         self.input_position, self.input_tokens, self.input_from = None, (), None
-        allowed = allow_own_pickle() if self._allow_cloudpickle else None
-        for host in self._hosts:
-            self._beginnings[host.id].load(host, now=self._clock.now(), allowed=allowed)
+        for host in self._known.values():
+            self._make_again(host, self._clock.now())
             host.turns = 0
 
     def persist(self, incarnation: int, session: int, *, returns: bool) -> None:
@@ -235,9 +234,6 @@ class Restorer:
         wanted = frozenset(member.agents)
         declared = [host for host in self._declared if host.id in wanted]
         given = [self._host_of(agent) for agent in sorted(wanted.difference(host.id for host in declared))]
-        allowed = allow_own_pickle() if self._allow_cloudpickle else None
-        for host in given:
-            self._beginnings[host.id].load(host, now=self._clock.now(), allowed=allowed)
         self._be_here([*declared, *given])
         for host in self._hosts:
             host.descend(host.id if ancestry is None else ancestry.first_name(host.id))
@@ -326,6 +322,7 @@ class Restorer:
         try:
             made = factory(name)
         except Exception as error:  # a user's code may raise anything
+            log.exception("agent %s cannot be made here", agent)
             raise RecoveryError(f"agent {agent} cannot be made here: {type(error).__name__}: {error}") from error
         if getattr(made, "id", None) != agent:
             raise RecoveryError(f"what was made for agent {agent} calls itself {getattr(made, 'id', made)!r}")
@@ -335,10 +332,14 @@ class Restorer:
         self._beginnings[host.id] = Beginning([host], self._cut_clock)
         return host
 
-    def _begin_again(self, host: AgentHost, now: int) -> None:
-        """An agent that the epoch does not hold: as its ``__init__`` made it."""
+    def _make_again(self, host: AgentHost, now: int) -> None:
+        """An agent is as its ``__init__`` made it."""
         allowed = allow_own_pickle() if self._allow_cloudpickle else None
         self._beginnings[host.id].load(host, now=now, allowed=allowed)
+
+    def _begin_again(self, host: AgentHost, now: int) -> None:
+        """An agent that the epoch does not hold."""
+        self._make_again(host, now)
         host.start_fresh(self._cluster, self._fresh.number(host.id))
         begun = unnamed("" if host.id in self._taken else self._participant, 0)
         if not self._covers(begun):

@@ -339,8 +339,10 @@ class StepRunner:
                 self._caller.perform(host.id, context, call, token, unheard=host.unheard),
                 name=f"step {call.name}",
             )
-            self._doing[token] = host.id
             task.add_done_callback(lambda done: self._performed(token, done))
+        # Whoever joins it has the agent, by whatever name.
+        self._doing[token] = host.id
+        self._caller.elsewhere.discard(token)
         waiter = (context, calls)
         waiters = self._waiters.setdefault(token, [])
         waiters.append(waiter)

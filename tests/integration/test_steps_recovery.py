@@ -397,6 +397,71 @@ async def test_an_agent_that_moves_in_the_middle_of_a_step_leaves_nobody_behind_
         assert entry.participant == ("p1" if moment == "charging" else "p2")
 
 
+async def test_two_that_exchange_names_and_hosts_in_the_middle_of_a_step_are_not_taken_for_each_other():
+    """Whoever hosts the name of the one that has left has another agent."""
+    gate, waiting, asked = asyncio.Event(), asyncio.Event(), []
+
+    async def charge(order_id: str, cents: int, *, token: str) -> str:
+        if not asked:
+            asked.append(token)
+            raise ConnectionError
+        return await Bank.charge(f"{order_id} {token}", cents, token=token)
+
+    async def find(token: str) -> str | DidNotHappen:
+        if not gate.is_set():
+            waiting.set()
+            await gate.wait()
+        return await Bank.find(token)
+
+    Shop.charge = staticmethod(charge)
+    Shop.how = {"resolve": find, "retry": Shop.failure}
+    async with Cluster(Shop("main"), Shop("other")) as cluster:
+        epoch = await cluster.epoch()
+        cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+        await asyncio.wait_for(waiting.wait(), 20)
+        await until(lambda: len(Bank.charges) == 1)
+        await cluster.restore(
+            epoch,
+            renames={"shop/main": "shop/other", "shop/other": "shop/main"},
+            placement={"p1": ["shop/main"], "p2": ["shop/other"]},
+        )
+        gate.set()
+        await until(lambda: not any(each.statistics()["steps_running"] for each in cluster.participants.values()))
+        assert len(Bank.charges) == 1, "who asked has gone elsewhere, and calls there"
+        await cluster.advance(61)
+        assert len(Bank.charges) == len({*Bank.charges}) == 2
+        assert {*Bank.by_token} > {*asked}
+
+
+async def test_a_call_under_way_is_tried_again_by_the_turn_that_joins_it_under_another_name():
+    """The agent is here, whatever it is called by now: the step has the attempts that it had."""
+    gate, waiting = asyncio.Event(), asyncio.Event()
+
+    async def charge(order_id: str, cents: int, *, token: str) -> str:
+        if not waiting.is_set():
+            waiting.set()
+            await gate.wait()
+            raise ConnectionError
+        return await Bank.charge(order_id, cents, token=token)
+
+    Shop.charge = staticmethod(charge)
+    Shop.how = {"resolve": Bank.find, "retry": Shop.failure}
+    async with Cluster(Shop("main")) as cluster:
+        epoch = await cluster.epoch()
+        cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+        await asyncio.wait_for(waiting.wait(), 20)
+        participant = cluster.participants["p1"]
+        await cluster.restore(epoch, renames={"shop/main": "shop/new"}, placement={"p1": ["shop/new"]})
+        cluster.clock.move_to(cluster.clock.now() + 61 * 1_000_000_000)
+        steps = participant._steps
+        assert steps is not None
+        await until(lambda: any(steps._waiters.values()))
+        gate.set()
+        await cluster.idle()
+        assert Bank.charges == ["o1"]
+        assert participant.statistics()["turns_failed"] == 0
+
+
 async def test_an_entry_that_a_rollback_may_bring_back_is_not_pruned():
     async with Cluster(Shop("main")) as cluster:
         first = await cluster.epoch()

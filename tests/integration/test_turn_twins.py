@@ -479,7 +479,24 @@ async def test_who_was_given_agents_goes_on_with_them_from_its_log_and_who_gave_
         assert {each.incarnation for each in world.here.values()} == {2}
 
 
-@pytest.mark.parametrize("takes", [[], {"book": lambda name: Book(name[:-99])}, {"book": Book.nowhere}])
+async def test_who_may_not_go_on_with_what_it_was_given_is_as_its_program_began(tmp_path: Path) -> None:
+    """Until a rollback gives it what it is to have: nothing of its log is left in anybody."""
+    async with World(tmp_path) as world:
+        await given(world)
+        await world.kill("b")
+        world.conductor._lost["b"].agents = ("book/b",)
+        participant = world.here["b"] = await world.make("b").__aenter__()
+        await until(lambda: bool(participant.session) and participant._turns_recovered == 0)
+        assert books(world, "b") == {"book/b": []}
+        assert {name: host.agent.numbers for name, host in participant._restorer._known.items()} == {
+            "book/a": [],
+            "book/b": [],
+        }
+        await world.conductor.begin_rollback(1)
+        await until(lambda: books(world, "b") == {"book/b": [10, 11]})
+
+
+@pytest.mark.parametrize("takes", [[], {"book": lambda name: Book(f"{name}-other")}, {"book": Book.nowhere}])
 async def test_who_can_not_make_what_it_was_given_comes_back_as_it_began_and_its_log_is_kept(
     tmp_path: Path, takes: Any
 ) -> None:

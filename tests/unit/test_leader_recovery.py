@@ -1105,6 +1105,13 @@ def test_host_that_comes_back_has_at_once_what_it_had_been_given(epoch, takeover
     assert hosts(world) == {"worker/a": "b", "worker/b": "b", "worker/c": "c"}
 
 
+def test_who_is_waited_for_is_the_host_of_now_and_not_the_one_that_the_epoch_has():
+    world = given_away(replace_struct(RECOVERING, takeover_after_ns=0))
+    lose(world, "b")
+    world.run(2)
+    assert "worker/a, worker/b (on b before)" in world.leader.machine.live(world.now).recovery()[1]
+
+
 def test_agent_whose_host_comes_back_with_code_that_does_not_take_it_is_waited_for_as_before():
     world = given_away()
     lose(world, "b")
@@ -1241,6 +1248,18 @@ def test_agent_that_no_epoch_holds_goes_nowhere_where_nobody_takes_it_and_holds_
     world.revive("d")
     world.run(until=lambda: "worker/d" in hosts(world))
     assert hosts(world)["worker/d"] == "d"
+
+
+def test_agent_that_no_epoch_holds_is_not_begun_for_who_is_back_without_it():
+    """Its host takes its kind no more, and nobody is there who declares it."""
+    world = late_and_given_away()
+    world.add("e", agents=("other/e",), kinds=("worker",))
+    world.run(until=lambda: "other/e" in hosts(world))
+    lose(world, "b", "d")
+    world.participants["b"].kinds = ()
+    world.revive("b")
+    world.run(until=recovered(world, 3))
+    assert "worker/d" not in hosts(world)
 
 
 def test_agent_that_no_epoch_holds_waits_for_the_host_that_declares_it():

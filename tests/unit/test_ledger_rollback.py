@@ -226,20 +226,19 @@ def test_agents_of_a_lost_member_are_adopted_and_stay_where_they_are():
 
 
 @pytest.mark.parametrize(
-    ("fields", "again"),
-    [({"kinds": ("w",)}, ("w/a",)), ({}, ()), ({"kinds": ("w",), "off": True}, ())],
+    ("kinds", "recovery", "again"),
+    [(("w",), "auto", ("w/a",)), ((), "auto", ()), (("w",), "off", ())],
     ids=["takes it", "takes it no more", "nobody is brought back"],
 )
-def test_lost_member_has_again_what_it_had_been_given(fields, again):
+def test_lost_member_has_again_what_it_had_been_given(kinds, recovery, again):
     log = recovering("a", "b")
     assert log.do(AdoptCommand, session=2, agents=("w/a",), move=True)["ok"]
     assert roll_back(log)["ok"]
     begin(log, "a", "b")
-    if fields.pop("off", False):
-        log.do(ConfigureCommand, policy=PolicySettings(recovery="off"))
+    assert log.do(ConfigureCommand, policy=PolicySettings(recovery=recovery))["ok"]
     lose(log, "b")
     for boot in ("boot-2", "boot-3"):
-        assert log.register("b", boot=boot, **fields)["ok"]
+        assert log.register("b", boot=boot, kinds=kinds)["ok"]
         record = log.ledger.state.participants["b"]
         assert (record.adopted, record.agents) == (again, tuple(sorted((*again, "w/b"))))
         assert log.ledger.host_of("w/a") == ("b" if again else None)
